@@ -1,8 +1,8 @@
-"""Builds the C++ module with CMake against the installed torch; pyproject.toml has all else.
+"""Builds the C++ modules with CMake for the installed torch.
 
-A failed build does not fail the installation: the reason is stored in the
-package, where `commprof._native` finds it, and capture runs in Python. With
-COMMPROF_REQUIRE_NATIVE=1 a failed build is fatal.
+A failed build does not fail the installation. The reason is stored in the
+package, where `commprof._native` finds it, and capture then runs in Python. With
+COMMPROF_REQUIRE_NATIVE=1, a failed build fails the installation.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from native_build import REQUIRE_NATIVE, ROOT, NativeBuildError
 
 ERROR_FILE = "_build_error.txt"
 ERROR_LINES = 200
-"""Number of lines, at the end of the build's output, that ERROR_FILE keeps."""
+"""Number of lines that ERROR_FILE keeps from the end of the build's output."""
 
 
 class BuildNative(build_ext):
-    """Puts the C++ modules, or the reason why its build failed, into the package."""
+    """Puts the C++ modules into the package, or the reason why their build failed."""
 
     def run(self) -> None:
         root = ROOT if self.inplace else Path(self.build_lib)
@@ -39,16 +39,14 @@ class BuildNative(build_ext):
         torch = installed_torch.for_build()
         try:
             if torch is None:
-                raise NativeBuildError(
-                    "no torch is installed to build for, and the build is not isolated"
-                )
+                raise NativeBuildError("no torch is installed, and the build is not isolated")
             modules = [*build_modules(torch), build_reading(torch), native_build.PLUGIN]
         except NativeBuildError as error:
             if REQUIRE_NATIVE:
                 raise SystemExit(f"commprof: {error.args[0]}") from None
             self.warn(f"commprof: no C++ module: {error.args[0]}")
             (package / ERROR_FILE).write_text("\n\n".join(error.args) + "\n")
-            # An earlier module would be used without a warning, with newer Python code.
+            # Without this, Python code would use an older module, without a warning.
             for extension in self.extensions:
                 (root / self.get_ext_filename(extension.name)).unlink(missing_ok=True)
             return
@@ -63,7 +61,7 @@ PYTHON = f"py{sys.version_info[0]}{sys.version_info[1]}"
 
 
 def build_modules(torch: InstalledTorch) -> list[Path]:
-    """Builds the core, then the modules that link it, and compressors, with this torch."""
+    """Builds the core, and then the modules that link this torch."""
     tree = native_build.TREES / f"{PYTHON}-torch{torch.version}"
     defines = {
         "Python_EXECUTABLE": sys.executable,
@@ -80,13 +78,13 @@ def build_modules(torch: InstalledTorch) -> list[Path]:
 
 
 def names_with(torch: InstalledTorch) -> list[str]:
-    """Names the modules that are built with torch; compressors may be left out of the sources."""
+    """Returns the names of the modules that link torch; sources may lack the second module."""
     has_tune = (ROOT / "csrc" / "tune").is_dir()
     return [torch.module_name, *([torch.tune_module_name] if has_tune else [])]
 
 
 def build_reading(torch: InstalledTorch) -> Path:
-    """Builds the module for reports, which needs headers of this torch's wheel and links none."""
+    """Builds the module for reports, which needs torch's headers but does not link torch."""
     tree = native_build.TREES / f"{PYTHON}-reading"
     defines = {
         "Python_EXECUTABLE": sys.executable,
@@ -99,7 +97,7 @@ def build_reading(torch: InstalledTorch) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    """Runs a build step; shows its output (pip hides it without -v), and raises it on failure."""
+    """Runs a build step; raises NativeBuildError with the step's output if the step fails."""
     lines = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -112,7 +110,7 @@ def _run(command: list[str]) -> None:
 
 
 def _summary(lines: list[str]) -> str:
-    """Returns the line with the error's reason; CMake prints it below the line with its place."""
+    """Returns the line with the reason; CMake prints the reason below a line with the place."""
     first = (i for i, line in enumerate(lines) if re.search(r"\berror:|CMake Error", line))
     said = (line.strip() for line in lines[next(first, -1) :])
     return next((line for line in said if line and not line.endswith(":")), "the build failed")
@@ -130,7 +128,7 @@ setup(
         "rich>=13",
         "tabulate>=0.9",
     ],
-    # No sources: CMake has them. The extension makes the wheel a platform wheel.
+    # The extensions make the wheel a platform wheel. CMake builds the modules.
     ext_modules=[
         Extension(f"commprof.{name}", [])
         for name in (*(names_with(built_for) if built_for else ["_torch"]), "_reading")

@@ -1,4 +1,4 @@
-"""Measures the cost and gain of compression, as ratios of alternating measurements.
+"""Measures the cost and the gain of compression.
 
     PYTHONPATH=. python benchmarks/compression.py kernels
     PYTHONPATH=. python benchmarks/compression.py sum
@@ -7,10 +7,9 @@
     PYTHONPATH=. python benchmarks/compression.py accuracy
     PYTHONPATH=. python benchmarks/compression.py training
 
-`exchange` makes two hosts out of network namespaces, which needs root; their links use Reno (see
-rank_launch.py). Each rank computes with one thread. With --json FILE each part writes its figures
-to FILE, and keeps the figures of the other parts. The exit code is 1 if a demand on a part (see
-compression_demands.py) is not met.
+`exchange` runs on two hosts, which are network namespaces and need root. Each rank computes with
+one thread. With --json FILE a part writes its figures to FILE; the figures of other parts stay in
+FILE. The exit code is 1 if a demand of compression_demands.py is not met.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ HERE = Path(__file__).parent
 RANK_SCRIPT = HERE / "ranks" / "compression_rank.py"
 #: Compressors that `training` compares with plain DDP.
 TRAINED = ["plain", "fp16", "bf16", "int8", "int4", "topk:ratio=0.01", "topk:ratio=0.1", "powersgd"]
-#: Hooks of `exchange`, which take turns: a hook without any exchange, plain DDP, torch's own fp16
-#: hook, and commprof's hook with DDP's own mean ("none") and with several compressors.
+#: Hooks that `exchange` measures in turns. "nothing" exchanges nothing, "plain" is DDP without a
+#: hook, "torch fp16" is torch's hook. "none" is commprof's hook without a compressor.
 HOOKS = ["nothing", "plain", "torch fp16", "none", "fp16", "bf16", "int8", "topk:ratio=0.01"]
 
 
 def main() -> int:
-    """Runs one part, prints its table and its demands."""
+    """Runs one part, and prints the part's table and demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument("--sizes", default="", help="sizes in MB, separated by commas")
     parser.add_argument(
-        "--rates", default="1gbit,10gbit,loopback", help="rates of the link, as tc reads them"
+        "--rates", default="1gbit,10gbit,loopback", help="rates of the link, in the notation of tc"
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=200, help="steps of `training`")
     parser.add_argument("--seconds", type=float, default=4.0, help="time for each row of `kernels`")
-    parser.add_argument("--json", type=Path, help="keep all times there")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     figures = PARTS[args.part](args)
     write_part(args.json, args.part, figures)
@@ -92,10 +91,9 @@ def _exchange(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
-    """Returns a table with ratios of exchange times.
+    """Returns a table of exchange times.
 
-    An exchange's time is the time of a step minus that of the step without an exchange in the same
-    round.
+    From each step's time, the time of the same round's step without an exchange is subtracted.
     """
     without = np.array(times["nothing"]["ms"])
     rows = []
@@ -115,9 +113,9 @@ def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
 
 
 def _sum(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints gloo's time to add fp16 values, beside ours.
+    """Prints the time for a sum of two fp16 values in gloo and in commprof.
 
-    gloo's time is that of an fp16 all-reduce minus that of a uint8 all-reduce of as many bytes.
+    gloo's time is the difference between an fp16 and a uint8 all-reduce of equally many bytes.
     """
     result = _two_ranks(
         "loopback", "sum", size_mb=_numbers(args.sizes or "50")[0], rounds=args.rounds
@@ -167,7 +165,6 @@ def _accuracy(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _training(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints the mean loss of the last 20 steps per seed, and plain DDP's spread over seeds."""
     told = {"names": TRAINED, "seeds": 3, "steps": args.steps}
     result = _ranks(2, "training", forked=True, **told)
     ends = {name: np.array(curves)[:, -20:].mean(axis=1) for name, curves in result.items()}

@@ -1,4 +1,4 @@
-"""Times compression kernels in turns with reads, copies and torch code, on one thread."""
+"""Compares the times of compression kernels with reads, copies and torch code, on one thread."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: the time of ``ours``, in units of ``other``."""
+    """Two calls whose times are compared."""
 
     what: str
     size_mb: int
     ours: Call
     other: Call
-    #: Demand on a ratio, such as "1.2 at most" on ours / other, or "3 at least" on other / ours.
+    #: "1.2 at most" is a limit of ours / other, "3 at least" of other / ours; empty if no limit.
     demand: str
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Medians in ms and the ratio of each round, ours over other."""
+    """Median times, and the ratio ours / other of each round."""
 
     row: Row
     ours_ms: float
@@ -46,7 +46,7 @@ def simd_level() -> str:
 
 
 def gradient(numel: int, seed: int = 0) -> torch.Tensor:
-    """Returns normal values with 12 successive scales from 1e-5 to 1e-2, like a model's layers."""
+    """Returns normally distributed values; 12 parts have scales from 1e-5 to 1e-2, like layers."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(-5, -2, 12).repeat_interleave(-(-numel // 12))[:numel]
     return torch.randn(numel, generator=generator) * scales
@@ -107,7 +107,7 @@ def rows(size_mb: int) -> Iterator[Row]:
 
 
 def measure(row: Row, seconds: float) -> Figures:
-    """Measures in turns, in shuffled order, until the time is over, but at least 7 rounds."""
+    """Measures both calls in turns, in random order, for the given time and at least 7 rounds."""
     times: dict[str, list[float]] = {"ours": [], "other": []}
     calls = {"ours": row.ours, "other": row.other}
     order = random.Random(0)
@@ -126,7 +126,7 @@ def measure(row: Row, seconds: float) -> Figures:
 
 
 def table(figures: list[Figures]) -> list[list[Any]]:
-    """Returns rows for ``tabulate``, with the ratio in the direction of the demand."""
+    """Returns rows for ``tabulate``; the ratios are those that the demands limit."""
     out = []
     for f in figures:
         turned = f.row.demand.endswith("least")

@@ -1,24 +1,24 @@
-"""The fault matrix: each fault tried N times with commprof and without, over gloo.
+"""Runs the fault matrix: tries each fault N times over gloo, with commprof and without commprof.
 
-    python benchmarks/faults.py                   10 tries of each
+    python benchmarks/faults.py                   10 tries of each fault
     python benchmarks/faults.py --tries 2 --only "SIGKILL,full disk"
     python benchmarks/faults.py --json FILE       add to FILE; with --fresh, try all again
-    python benchmarks/faults.py --fuzz 500        only damaged and hostile run directories
-    python benchmarks/faults.py --events          only a run of ten million steps that is killed
+    python benchmarks/faults.py --fuzz 500        only read damaged and hostile run directories
+    python benchmarks/faults.py --events          only kill a run of ten million steps
 
 A try answers three questions. Did training end in the same way as without commprof (same exit
 codes, first errors and weights)? Does the trace have every step that a rank reported as done? Does
 the report name the cause? In always-on mode the steps of the last second may be missing. For faults
-of the launcher, the questions are about the whole job; in addition, no process, traceback or shared
-memory may be left.
+of the launcher, the questions are about the whole job. Such a job must also leave behind no
+process, traceback or shared memory.
 
-Every other try of a fault in a rank runs with the watchdog and live metrics (endpoint and JSON
-lines), except with ranks of another user. "watched" counts the tries in which both worked before
-the fault; the processes of watchdog and metrics must end soon after the ranks.
+If a fault is in a rank, every second try runs with the watchdog and live metrics, except for ranks
+of another user. The column "watched" counts the tries in which watchdog and live metrics worked
+before the fault. Their processes must end soon after the ranks.
 
-FILE is written after each row, so that a stopped matrix continues where it was: rows with enough
-tries in FILE are not tried again. If this machine lacks root, namespaces or a cgroup, faults that
-need them are left out, listed in FILE with the reason, and count as not tried.
+FILE is written after each row. A fault that has enough tries in FILE is not tried again. Faults
+that need root, namespaces or a cgroup are left out if this machine lacks them. FILE lists these
+faults with the reason, and they count as not tried.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=10, help="tries of each fault (default: 10)")
     parser.add_argument("--only", metavar="NAME,...", help="only these faults")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="results; rows that FILE has are not tried again"
+        "--json", type=Path, metavar="FILE", help="results; faults in FILE are not tried again"
     )
-    parser.add_argument("--fresh", action="store_true", help="try again what FILE has")
+    parser.add_argument("--fresh", action="store_true", help="also try faults in FILE again")
     parser.add_argument(
         "--fuzz",
         type=int,
         metavar="N",
-        help="instead, run every command on N damaged run directories",
+        help="only run every command on N damaged run directories",
     )
     parser.add_argument(
         "--first-seed",
         type=int,
         default=1_000,
-        help="first seed of --fuzz, and of the random moments of faults (default: 1000)",
+        help="first seed of --fuzz and of the moments of faults (default: 1000)",
     )
     parser.add_argument(
         "--events",
         action="store_true",
-        help="instead, kill a run of ten million steps, and read its trace",
+        help="only kill a run of ten million steps, and read its trace",
     )
     args = parser.parse_args()
     if args.fuzz:
@@ -90,7 +90,7 @@ def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
         name = max((name for name in known if left.startswith(f"{name},")), key=len, default=None)
         if name is None:
             parser.error(
-                f"--only: no fault is named {left[:-1]!r}; allowed names, to be joined by commas: "
+                f"--only: no fault is named {left[:-1]!r}; join these names with commas: "
                 f"{'; '.join(known)}"
             )
         found.append(known[name])
@@ -123,7 +123,7 @@ def matrix(
 
 
 def _tried(row: Row, forks: Forks, tries: int, first_seed: int) -> dict[str, Any]:
-    """Tries a row's fault; returns the figures that the file keeps of the row."""
+    """Tries a row's fault; returns the row's figures for the file."""
     found = list(row.try_all(forks, tries, first_seed))
     _complain(row, found)
     counted: dict[str, Any] = {
@@ -148,7 +148,6 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _save(file: Path | None, counted: dict[str, Any]) -> None:
-    """Writes the figures atomically."""
     if file is not None:
         partial = file.with_name(f".{file.name}.{os.getpid()}")
         write_json(partial, counted)
@@ -156,7 +155,7 @@ def _save(file: Path | None, counted: dict[str, Any]) -> None:
 
 
 def demands(counted: dict[str, dict[str, Any]]) -> list[Demand]:
-    """Checks the demands: every fault is tried, and all tries succeed in all respects.
+    """Checks that every fault was tried, and that all tries succeeded.
 
     Args:
         counted: the figures that --json writes, without their context.

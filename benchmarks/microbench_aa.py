@@ -2,11 +2,11 @@
 
     PYTHONPATH=. python benchmarks/microbench_aa.py DIR [--pairs 20] [--most-s 120] [--json FILE]
 
-Runs `commprof microbench` twice per pair, one after the other, and counts the pairs in which
-`commprof compare` flags any row. Results are kept in DIR: a call continues where the last one
-ended, and stops after --most-s. At a significance of 1 % over all rows of a pair, chance flags 0.2
-of 20 pairs on average. The probability of 2 or more flagged pairs is 1.7 %, so one flagged pair is
-allowed. The exit code is 1 if more pairs are flagged, or pairs are missing.
+Runs `commprof microbench` twice per pair, and counts the pairs in which `commprof compare` flags a
+row. Results are kept in DIR: a call continues where the last call ended, and stops after --most-s.
+Chance flags 1 % of equal pairs. Two or more flagged pairs of 20 have a probability of only 1.7 %,
+so one flagged pair is allowed. The exit code is 1 if more pairs are flagged, or if pairs are
+missing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from commprof.analysis.sweeps.sweep_file import read_sweep
 
 SWEEP = ("all_reduce", "--nproc", "2", "-b", "1K", "-e", "16M", "-f", "4")
 PAIRS = 20
-#: How many of 20 pairs may be flagged by chance.
+#: Number of flagged pairs that is allowed, out of 20.
 MOST_FLAGGED = 1
 
 
 def main() -> int:
-    """Measures the missing pairs; prints each pair and the result of the demand."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--pairs", type=int, default=PAIRS)
@@ -76,7 +75,7 @@ def _compared(a: Path, b: Path) -> dict[str, Any]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks that no more pairs are flagged than chance may flag."""
+    """Checks that at most ``MOST_FLAGGED`` pairs are flagged."""
     pairs = results["pairs"]
     same = sum(one["flagged"] == 0 for one in pairs)
     what = f"pairs of equal sweeps with no row flagged at a level of {results['significance']:.0%}"

@@ -1,14 +1,16 @@
-"""Measures the time that commprof microbench adds to a minimal C++ loop over the same group.
+"""Compares the loop of commprof microbench with a minimal loop in C++.
 
     PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 12] [--turns 192]
 
-The loops call all-reduce on gloo, in place, with 1 KB to 100 MB, each call after a barrier. In one
-job three loops take turns of a few calls: microbench's loop, the minimal loop, and the minimal loop
-once more. The last two show the difference between equal loops on this machine. A process of the
+Every loop calls all-reduce on gloo, in place, with 1 KB to 100 MB, and has a barrier before each
+call. Three loops take turns in one job: microbench's loop, the minimal loop, and the minimal loop
+again. The second minimal loop shows how much equal loops differ on this machine. A process of the
 lowest priority keeps each core awake, because waking a core of a virtual machine takes longer than
-a small collective. Figures compare neighbouring turns: the median of their ratios (or, below 1 MB,
-of their differences) with its 95 % interval. Demands: from 1 MB on, busbw within 3 %; below 1 MB,
-times within 10 us. The exit code is 1 if a demand is not met. Takes about 25 minutes.
+a small collective.
+
+Neighbouring turns are compared, and the median over all turns counts. From 1 MB on, the bus
+bandwidths may differ by 3 %; below 1 MB, the times may differ by 10 us. The exit code is 1 if a
+demand is not met. The measurement takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -55,7 +57,6 @@ Floats = npt.NDArray[np.float64]
 
 
 def main() -> int:
-    """Measures, and prints the table and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--groups", type=int, default=12, help="process groups per size")
@@ -65,7 +66,7 @@ def main() -> int:
     parser.add_argument(
         "--sizes", help="sizes in bytes, separated by commas (default: 1 KB to 100 MB)"
     )
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else [*SIZES]
     rows = _measure(args.ranks, args.groups, args.turns, sizes)
@@ -82,7 +83,7 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
     source = str(HERE / "ranks" / "microbench_floor.cpp")
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
-        # A directory that is kept between runs may hold the lock of a build that was interrupted.
+        # The directory is new, because an interrupted build leaves its lock in its directory.
         floor = cpp_extension.load("microbench_floor", [source], build_directory=directory)
         plan = {
             "floor": floor.__file__,
@@ -109,14 +110,14 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
 
 
 def _row(line: str) -> dict[str, Any]:
-    """Returns what :func:`compared` makes of a line of results, with times in whole ns."""
+    """Reads a line of results, with times rounded to whole ns."""
     return compared(json.loads(line, parse_float=lambda text: round(float(text), 3)))
 
 
 def compared(turns: dict[str, Any]) -> dict[str, Any]:
-    """Returns the medians of a size's turns, in us, and the differences of neighbouring turns.
+    """Returns the figures of one size; times are in us.
 
-    "ratio" and "apart_us" have the median and the ends of its interval.
+    "ratio" and "apart_us" each hold a median and the two ends of its interval.
     """
     ours, floor, again = (np.array(turns[name]) for name in ("ours", "floor", "floor_again"))
     return {
@@ -143,7 +144,7 @@ def _line(row: dict[str, Any], ranks: int) -> tuple[Any, ...]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands on each size: on bandwidth of large sizes, and on time of small sizes."""
+    """Checks the bandwidth at large sizes, and the time at small sizes."""
     found = []
     for row in results["rows"]:
         size, (ratio, *ratio_ends), (apart, *apart_ends) = (
@@ -164,7 +165,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
 
 
 def _with_interval(values: Floats) -> list[float]:
-    """Returns the median and its 95 % interval, from order statistics (binomial)."""
+    """Returns the median and the ends of its 95 % interval, from order statistics."""
     ordered, n = np.sort(values), len(values)
     beyond = itertools.accumulate(math.comb(n, k) for k in range(n // 2))
     below = sum(40 * ways <= 2**n for ways in beyond)

@@ -1,12 +1,12 @@
-"""Compares the bytes in the run table of several hosts with the interfaces' counters.
+"""Compares the recorded bytes between hosts with the counters of the network interfaces.
 
     PYTHONPATH=. python benchmarks/multi_node.py --results multi_node.json
 
-Hosts are network namespaces joined by links of 1 Gbit/s; each host starts ``commprof run --nnodes``
-with its node rank. For every world size the table has the bytes that the recorded collectives sent
-from host to host, the bytes that the interfaces counted, and their difference, which must be within
-2 %; otherwise the exit code is 1. Numbers of hosts in the results file are not run again. Needs
-root, and takes a minute for each number of hosts.
+Hosts are network namespaces, joined by links of 1 Gbit/s. Each host starts ``commprof run
+--nnodes`` with its node rank. The table shows, for every world size, the bytes that the recorded
+collectives sent between hosts, and the bytes that the interfaces counted. The exit code is 1 if
+these numbers differ by more than 2 %. A number of hosts that is in the results file is not run
+again. The script needs root, and takes a minute for each number of hosts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 
 # The ranks import this file as their main module, so the parent's own imports are in functions.
 
-#: Numbers of hosts that must be measured, and largest allowed relative difference between counted
-#: and recorded bytes.
+#: Numbers of hosts that must be measured.
 HOSTS = (2, 4)
+#: Largest allowed relative difference between counted and recorded bytes.
 MOST_APART = 0.02
 WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"
 
@@ -32,12 +32,12 @@ WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=int, nargs="+", default=[*HOSTS], metavar="N")
-    parser.add_argument("--nproc", type=int, default=2, help="most ranks per host (default: 2)")
+    parser.add_argument("--nproc", type=int, default=2, help="maximum ranks per host (default: 2)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--workload", default=WORKLOAD)
     parser.add_argument(
-        "--results", type=Path, help="JSON; numbers of hosts in it are not run again"
+        "--results", type=Path, help="JSON file; numbers of hosts in it are not run again"
     )
     args = parser.parse_args()
     found = read_json(args.results)
@@ -85,7 +85,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def demands(found: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on each world size, and on the numbers of hosts measured."""
+    """Checks the difference at each world size, and that all numbers of hosts were measured."""
     asked = [
         Demand(
             f"{row['ranks']} ranks on {row['hosts']} hosts: interface counters against records",

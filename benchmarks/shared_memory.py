@@ -5,11 +5,12 @@
     PYTHONPATH=. python benchmarks/shared_memory.py hosts
     PYTHONPATH=. python benchmarks/shared_memory.py faults
 
-Each rank has one thread. If ranks outnumber cores, both sides of a ratio include how ranks share
-cores. `hosts` makes hosts out of network namespaces, which needs root; their links use Reno (see
-rank_launch.py). `faults` builds the tests of the C++ core, and runs the one that kills and stops
-ranks. With --json FILE each part writes its figures to FILE, and keeps the figures of the other
-parts. The exit code is 1 if a demand on a part is not met, or a point was not measured.
+Each rank has one thread. If there are more ranks than cores, ranks share cores in the measurements
+of both backends. `hosts` simulates hosts by network namespaces, which needs root. The links between
+these hosts use Reno (see rank_launch.py). `faults` builds the tests of the C++ core, and runs the
+test that kills and stops ranks. With --json FILE each part writes its figures to FILE, and keeps
+the figures of the other parts. The exit code is 1 if a demand on a part is not met, or a point was
+not measured.
 """
 
 from __future__ import annotations
@@ -33,39 +34,38 @@ from benchmarks.ranks.rank_launch import on_hosts, on_this_host
 RANK_SCRIPT = Path(__file__).parent / "ranks" / "shared_memory_rank.py"
 SIZES = (4096, 1_000_000, 25_000_000, 100_000_000)
 RANKS = (2, 4, 8)
-#: Least ratio of gloo's time to our time, by size, at each number of ranks.
+#: Least ratio of gloo's time to our time, by size. It holds for every number of ranks.
 LEAST = dict(zip(SIZES, (6, 5, 3, 3), strict=True))
-#: Largest ratio of our time to that of one pass of all ranks over their data; and the bytes and the
-#: number of ranks at which this is demanded.
+#: With this many ranks and bytes, our time may be at most ``MOST_PASSES`` times as long as a pass,
+#: in which each rank reads and writes its data once.
 MOST_PASSES, PASSED, PASSING_RANKS = 3.5, SIZES[-1], 2
 MODELS, DDP_RANKS = ("transformer", "25M"), (2, 4)
-#: Communication adds a time to each step. Least ratio of this time with gloo to that with our
-#: backend.
+#: Communication makes each step longer. Least ratio of the added time with gloo to the added time
+#: with our backend.
 LEAST_COMMUNICATION = 3.0
 HOSTS_BYTES, RATES, RANKS_PER_HOST = 25_000_000, ("1gbit", "10gbit"), (2, 4)
-#: Least ratio of gloo's time to our time, by link and ranks per host; the ratio at other settings
-#: must exceed 1.
+#: Least ratio of gloo's time to our time, by link and ranks per host. At other settings the ratio
+#: must be larger than 1.
 LEAST_BETWEEN_HOSTS = {("1gbit", 4): 1.8}
-#: Largest ratio of sent bytes to the bytes of the data: each of two hosts must send its sum once,
-#: and receive the sum of the other host. Headers and acknowledgements add 0.7 % in frames of 9000
-#: bytes.
+#: Largest ratio of the bytes that a host sends (or receives) to the bytes of the data. Each of the
+#: two hosts must send its sum once. Headers and acknowledgements add 0.7 % in frames of 9000 bytes.
 MOST_SENT = 1.02
 TRIES = 100
 
 
 def main() -> int:
-    """Runs one part, prints its table and its demands."""
+    """Runs one part, and prints its table and its demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument(
         "--ranks", help="numbers of ranks (default: 2,4,8; for `ddp` and `hosts`: 2,4)"
     )
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="sizes in bytes")
-    parser.add_argument("--rates", default=",".join(RATES), help="rates of the links, as for tc")
+    parser.add_argument("--rates", default=",".join(RATES), help="rates of the links, as in tc")
     parser.add_argument("--models", default=",".join(MODELS), help="models of `ddp`")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tries", type=int, default=TRIES, help="of `faults`")
-    parser.add_argument("--json", type=Path, help="keep all times there")
+    parser.add_argument("--tries", type=int, default=TRIES, help="number of tries of `faults`")
+    parser.add_argument("--json", type=Path, help="file to which the figures are added")
     args = parser.parse_args()
     print(f"{len(os.sched_getaffinity(0))} usable cores")
     figures = PARTS[args.part](args)
@@ -90,7 +90,10 @@ def _all_reduce(args: argparse.Namespace) -> dict[str, Any]:
             gain = _ratio(times["gloo"], ours)
             rows.append((ranks, int(size), np.median(ours), *gain, LEAST.get(int(size)), passes))
     headers = ("ranks", "bytes", "ours ms", "gloo : ours", "25 %", "75 %", "demand", "ours : pass")
-    print("All-reduce of fp32, slowest rank; pass: each rank reads and writes its data once")
+    print(
+        "All-reduce of fp32, times of the slowest rank. In a pass, each rank reads and writes its "
+        "data once."
+    )
     print(tabulate(rows, headers=headers, floatfmt=(".0f", ".0f", ".3f", *[".2f"] * 5)))
     return results
 
@@ -121,7 +124,7 @@ def _ddp(args: argparse.Namespace) -> dict[str, Any]:
             results[f"{model} {ranks}"] = on_this_host(RANK_SCRIPT, ranks, told)
     headers = ("model", "ranks", "without ms", "gloo ms", "ours ms", "communication gloo : ours")
     headers += ("step gloo : ours", "25 %", "75 %", "step shorter by %")
-    print("DDP's forward and backward; communication: the time that it adds to a step")
+    print("Forward and backward with DDP; communication time is what communication adds to a step")
     print(tabulate(_ddp_rows(results), headers=headers, floatfmt=".2f"))
     return results
 
@@ -170,7 +173,7 @@ def _hosts(args: argparse.Namespace) -> dict[str, Any]:
     headers = ("link", "ranks per host", "ours ms", "gloo : ours", "25 %", "75 %")
     headers += ("gloo sends", "ours sends")
     print(
-        "All-reduce of 25 MB over 2 hosts; sends: bytes that left rank 0's host, per byte of data"
+        "All-reduce of 25 MB over 2 hosts. Sends: bytes that left rank 0's host, per byte of data"
     )
     print(tabulate(rows, headers=headers, floatfmt=".2f"))
     return results
@@ -204,7 +207,6 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def _faults(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the core's own test that kills and stops ranks at random moments."""
     from tests.support.machines.core_tests import build
 
     done = subprocess.run([build("") / "test_shm_failure", str(args.tries)], check=False)
@@ -212,7 +214,7 @@ def _faults(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def faults_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Checks that all tries succeed; after a failure no try counts, because the test ends there."""
+    """Checks that all tries succeed; if one fails, none counts."""
     right = 0 if figures["failed"] else figures["tries"]
     what = "ranks killed or stopped: an error names the rank in time, nothing stays in /dev/shm"
     return [of_all(what, right, figures["tries"], TRIES)]
@@ -224,7 +226,7 @@ def _complete(figures: dict[str, Any], wanted: list[str]) -> Demand:
 
 
 def _ratio(other: list[float], ours: list[float]) -> tuple[float, float, float]:
-    """Returns the median of the turns' ratios, and their quartiles."""
+    """Returns the median and the quartiles of the ratios ``other / ours``."""
     ratios = np.array(other) / np.array(ours)
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return middle, low, high

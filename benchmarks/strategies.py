@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs transformer, resnet50 and lora under ddp and fsdp at 1, 2 and 4 ranks, one command each.
+"""Runs three workloads under ddp and fsdp at 1, 2 and 4 ranks.
 
-Takes about four minutes on two cores. Results are written to a JSON file as they are measured, so a
-second call continues where the first was stopped; `python -m tools.make_measured` then updates the
-table of docs/measured.md. The tables are printed. With --from FILE, the tables of FILE are printed
-and nothing is run. The exit code is 1 if a setting is missing, or if an operation's bytes differ
-from the theory or were not compared with the theory. lora's requirements are checked before
-anything is run or overwritten.
+The workloads are transformer, resnet50 and lora. All runs together take about four minutes on two
+cores. Results are written to a JSON file as they are measured, so a second call continues where the
+first was stopped. `python -m tools.make_measured` then updates the table of docs/measured.md. The
+tables are printed. With --from FILE, nothing is run, and the tables of FILE are printed. The exit
+code is 1 if a setting is missing, or if an operation's bytes differ from the theory or were not
+compared with the theory. The libraries that lora needs are checked before anything is run or
+overwritten.
 """
 
 from __future__ import annotations
@@ -42,10 +43,8 @@ COMMANDS = {
 }
 #: Libraries that a workload's ranks import, beyond commprof's own requirements.
 NEEDS = {"lora": ("transformers", "peft")}
-#: Fields of a run's context that a reader of the figures needs, besides machine, versions and
-#: commit, which every file of figures has.
 CONTEXT = ("timestamp", "backend", "threads_per_rank", "description")
-#: Interquartile range divided by the median, above which times cannot be compared.
+#: Times cannot be compared if their interquartile range is more than this fraction of the median.
 BUSY = 0.15
 
 
@@ -94,15 +93,15 @@ def check_libraries(names: list[str]) -> None:
                 reason = (tried.stderr.strip().splitlines() or ["no output"])[-1]
                 sys.exit(
                     f"the workload {name} needs {library}, which {sys.executable} cannot import "
-                    f"({reason}); nothing was run or overwritten; pip install 'commprof[{name}]', "
-                    "or use a Python that has it"
+                    f"({reason}). Nothing was run or overwritten. Use a Python that has {library}, "
+                    f"or run: pip install 'commprof[{name}]'"
                 )
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
     """Checks that every setting was run, and exchanged the theoretical bytes.
 
-    A single rank need not exchange anything; every other setting must have been compared.
+    Settings with a single rank need not exchange anything.
     """
     measured = {
         (name, row["strategy"], row["world_size"])
@@ -130,7 +129,7 @@ def all_settings() -> list[tuple[str, str, int]]:
 
 
 def row_of(values: dict[str, Any]) -> StrategyRow:
-    """Returns a row of the JSON result, with null as NaN."""
+    """Converts a row of the JSON result; null becomes NaN."""
     known = {key: float("nan") if value is None else value for key, value in values.items()}
     operations = []
     for operation in known.pop("operations"):

@@ -5,12 +5,11 @@
     python benchmarks/torch_beliefs.py --only NAME,...          ask these beliefs only
     python benchmarks/torch_beliefs.py --write                  also keep the answers and the page
 
-Each belief is a function in ``benchmarks/beliefs``, with a sentence that was written down before
-the belief was tested. The function runs with torch alone, over gloo, on ranks that are forked for
-it, and returns what it saw. The answers are kept in ``benchmarks/beliefs/answers.json``, one column
-per version, and ``docs/pytorch_really.md`` is made from them. If an answer differs from an earlier
-run's answer, the earlier answer is printed too. BELIEF_PATIENCE=10 gives each question ten times as
-long, for a busy machine.
+Each belief is a function in ``benchmarks/beliefs``, and a sentence that was written before the
+test. The function uses torch without commprof, over gloo, on forked ranks, and returns an answer.
+The answers are kept by version in ``benchmarks/beliefs/answers.json``, from which
+``docs/pytorch_really.md`` is made. If an answer differs from the kept answer, both are printed. On
+a busy machine, BELIEF_PATIENCE=10 gives each question ten times as long.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def main() -> int:
 
 
 def asked(python: str, names: list[str]) -> dict[str, Any]:
-    """Asks one interpreter's torch; that process shows each answer on stderr at once."""
+    """Asks one interpreter's torch, in a process that shows each answer on stderr."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [python, "-m", "benchmarks.beliefs.asking", *names]
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)

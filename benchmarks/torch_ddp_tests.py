@@ -6,16 +6,15 @@
     python benchmarks/torch_ddp_tests.py --counts            write results/torch_ddp_tests.json
 
 An installed torch ships some of its tests, in ``torch.testing._internal.distributed``. This
-benchmark runs the tests of ``distributed_test``; the tests over RPC of
-``ddp_under_dist_autograd_test``, whose names begin with their class and which choose a world size
-of 4 or 6 themselves; and the one test of ``rpc.rpc_test`` with a DDP model. ``test_c10d_gloo.py``
-and the other files of PyTorch's own ``test`` directory are not installed with torch, and are
-therefore not run.
+benchmark runs the tests of ``distributed_test`` and ``ddp_under_dist_autograd_test``, and the one
+test of ``rpc.rpc_test`` with a DDP model. The tests of ``ddp_under_dist_autograd_test`` use RPC and
+choose a world size of 4 or 6. In the last two modules, names of tests begin with their class. Tests
+that are not installed with torch, such as ``test_c10d_gloo.py``, are not run.
 
-Each test runs in its own processes. "With" means: capture runs from ``init_process_group`` on,
-and ``commprof.attach`` is called on every DDP model as it is made, before the test sees it. A test
-has the same outcome if it passes both times, fails both times or is skipped both times. A test that
-also fails without commprof is no evidence about commprof, and is listed.
+Each test runs in its own processes, once without commprof and once with commprof. With commprof,
+capture runs from ``init_process_group`` on, and every new DDP model is given to ``commprof.attach``
+before the test sees the model. The outcome is the same if both runs pass, both fail or both are
+skipped. A test that fails in both runs shows nothing about commprof, and is listed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/torch_ddp_tests.json"
 _RUNNER = "tests.support.ranks.capture.torch_ddp_runner"
 _MODULES = "torch.testing._internal.distributed"
-#: Module of the tests of a class; tests without a class are in ``distributed_test``.
+#: For each class of tests, its module. Tests without a class are in ``distributed_test``.
 _OF_CLASS = {
     "DdpUnderDistAutogradTest": "ddp_under_dist_autograd_test",
     "DdpComparisonTest": "ddp_under_dist_autograd_test",
@@ -54,13 +53,15 @@ def main() -> int:
     )
     parser.add_argument("--only", metavar="NAME,...", help="only these tests (default: all)")
     parser.add_argument(
-        "--world-size", type=int, default=2, help="for tests that choose none (default: 2)"
+        "--world-size", type=int, default=2, help="for tests that choose no size (default: 2)"
     )
     parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="results; tests in it are not run again"
+        "--resume", type=Path, metavar="FILE", help="results; the tests in FILE are not run again"
     )
     parser.add_argument("--counts", action="store_true", help=f"write {RESULT.name}")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no test after this time")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no test after this many seconds"
+    )
     args = parser.parse_args()
     done = json.loads(args.resume.read_text()) if args.resume and args.resume.exists() else {}
     every = listed(args.world_size)
@@ -81,7 +82,7 @@ def main() -> int:
 
 
 def counts(done: dict[str, list[str]], every: list[str], world_size: int) -> dict[str, Any]:
-    """Counts the outcomes without and with commprof, by PyTorch's module."""
+    """Counts the outcomes without and with commprof, for each of PyTorch's modules."""
     modules = sorted({module_of(name) for name in every})
     return {
         "torch": version("torch"),

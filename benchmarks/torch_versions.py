@@ -1,13 +1,13 @@
-"""Builds commprof for every supported PyTorch, runs its tests there and times one collective.
+"""Builds commprof for every supported PyTorch, runs commprof's tests and times one collective.
 
-Each version gets a virtual environment and a clone of this checkout (changes of tracked files
-included) in a directory of its own, which is deleted afterwards: about 6 GB on disk and, on two
-cores, a quarter of an hour each. Run it with the Python that the environments are to have.
+Each version of PyTorch gets a directory with a virtual environment and a clone of this checkout,
+including changes of tracked files. The directory is deleted afterwards. A version takes about 6 GB
+on disk and, on two cores, a quarter of an hour. The environments get the Python that runs this
+script, or the one in --python.
 
     PYTHONPATH=. python benchmarks/torch_versions.py [MINOR ...] [--python python3.13] [--json FILE]
 
-The tests of the C++ core (tests/test_cpp.py) do not use torch: they are left out here, and run in
-`make test` only.
+The tests of the C++ core (tests/test_cpp.py) are left out, because they do not use torch.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ PASSES = (
     ("measures and not slow",),
 )
 ROUNDS = 20
-#: Space for an environment with a CUDA build of torch, a build tree and the traces of tests.
 NEEDED_BYTES = 12 * 2**30
 
 
 def main() -> int:
-    """Measures one version after another; writes the figures of each as soon as it is done."""
+    """Measures one version after another, and writes each version's figures when it is done."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("minors", nargs="*", default=MINORS, help="such as 2.15 (default: all)")
+    parser.add_argument(
+        "minors", nargs="*", default=MINORS, help="versions of torch, such as 2.15 (default: all)"
+    )
     parser.add_argument("--python", default=sys.executable, help="Python of the environments")
     parser.add_argument(
         "--directory", type=Path, help="folder for the environments (default: a temporary one)"
@@ -78,7 +79,7 @@ def main() -> int:
 
 
 class Environment:
-    """One version's virtual environment and clone."""
+    """The virtual environment and the clone for one version of torch."""
 
     def __init__(self, directory: Path, minor: str) -> None:
         """Sets paths only; ``measured`` creates the files."""
@@ -89,7 +90,6 @@ class Environment:
         self._source = directory / "commprof"
         self._python = directory / "venv/bin/python"
         self._environ = {**os.environ, "COMMPROF_REQUIRE_NATIVE": "1"}
-        # The environment's own programs come first, as if it were activated.
         self._environ["PATH"] = os.pathsep.join([str(self._python.parent), os.environ["PATH"]])
         self._environ.pop("PYTHONPATH", None)
 
@@ -97,7 +97,7 @@ class Environment:
         """Installs, builds, tests and times; returns all figures of the version."""
         free = shutil.disk_usage(self._directory.parent).free
         if free < NEEDED_BYTES:
-            sys.exit(f"{free / 1e9:.0f} GB are free in {self._directory.parent}: 13 are needed")
+            sys.exit(f"{free / 1e9:.0f} GB are free in {self._directory.parent}; 13 GB are needed")
         self._say("installs torch")
         if not self._python.exists():
             self._run([python, "-m", "venv", str(self._directory / "venv")])
@@ -120,7 +120,7 @@ class Environment:
         return figures
 
     def _clone(self) -> None:
-        from commprof.forecast.microbench.context import git_commit  # which imports torch
+        from commprof.forecast.microbench.context import git_commit  # it imports torch
 
         shutil.rmtree(self._source, ignore_errors=True)
         self.commit = git_commit()
@@ -134,14 +134,12 @@ class Environment:
                 (self._source / name).unlink(missing_ok=True)
 
     def _about(self) -> dict[str, str]:
-        """Returns the versions that were installed."""
         ask = "import json, platform, torch; print(json.dumps(dict("
         ask += "torch=torch.__version__, python=platform.python_version())))"
         found: dict[str, str] = json.loads(self._output(["-c", ask]))
         return found
 
     def _tested(self) -> dict[str, Any]:
-        """Returns counts over both passes; a failing test does not end them."""
         counts: Counter[str] = Counter()
         skipped: Counter[str] = Counter()
         failed: list[str] = []
@@ -162,7 +160,7 @@ class Environment:
         return {"passed": counts["passed"], "failed": failed, "skipped": dict(skipped)}
 
     def _collective(self) -> dict[str, list[float]]:
-        """Returns the time that recording adds to a call on the fake backend, by call and round."""
+        """Returns the time in us that recording adds to a call on the fake backend, per round."""
         output = self._output(
             ["-W", "ignore", "benchmarks/ranks/overhead_rank.py", "collectives", str(ROUNDS)],
             {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"},
@@ -205,7 +203,7 @@ def name(figures: Mapping[str, Any]) -> str:
 
 
 def demands(parts: Parts) -> list[Demand]:
-    """Checks that every version builds (else it has no figures) and fails no test."""
+    """Checks that commprof builds for every version, and that no test fails."""
     built = {figures["torch"].rsplit(".", 1)[0] for figures in parts.values()}
     found = [
         of_all("PyTorch minors for which commprof builds", len(built), len(MINORS), len(MINORS))

@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 #: For each public name of the profiler, the module that defines it. All of these names need torch,
-#: except those in ``_WITHOUT_TORCH``. :mod:`commprof.satellites` provides the other names in
-#: ``__all__``.
+#: except those in ``_WITHOUT_TORCH``. The other names in ``__all__`` come from
+#: :mod:`commprof.satellites`.
 _HOMES = {
     "Attachment": "commprof.capture.attachment",
     "LoadedRun": "commprof.commands.showing.loaded",
@@ -37,7 +37,7 @@ _WITHOUT_TORCH = ("LoadedRun", "load")
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when first used, so that reports need neither capture nor torch."""
+    """Imports a public name when it is first used, so that reports work without torch."""
     if name in __all__ and name not in _WITHOUT_TORCH:
         _require_main_interpreter(f"commprof.{name}")
     if name in _HOMES:
@@ -50,12 +50,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _require_main_interpreter(what: str) -> None:
-    """Raises an error in a sub-interpreter, before torch is imported there."""
     from commprof.errors import CommprofError
     from commprof.main_interpreter import is_main_interpreter
 
     if not is_main_interpreter():
         raise CommprofError(
-            f"{what} needs torch, which works only in a process's main interpreter, and this "
-            "is a sub-interpreter: train and record in the main one or in a separate process"
+            f"{what} needs torch, and torch works only in the main interpreter of a process; "
+            "this is a sub-interpreter: train and record in the main interpreter, or in another "
+            "process"
         )

@@ -1,17 +1,17 @@
 """Loads the C++ modules that were built for the running torch, or stores why they are not loaded.
 
 `native` is the profiler's own module. `tune` has compressors, shared memory and the
-microbenchmark's loop; it is loaded when it is first read, so that a training process that only
-records does not map it.
+microbenchmark's loop. `tune` is loaded when it is first read, because a process that only records
+does not need it.
 
-torch keeps its C++ ABI within a minor version only. A module built for another minor version loads
-without an error, and then calls the wrong virtual functions. So the name of each module holds the
-minor version of its torch, `_torch213` or `_tune213`, and no file with another name is ever opened.
-Modules for several torches can lie side by side.
+torch's C++ ABI changes between minor versions. A module that was built for another minor version
+loads without an error, and then calls the wrong virtual functions. So the name of each module
+contains the minor version of its torch, as in `_torch213` or `_tune213`, and only modules for the
+running torch are opened.
 
-Importing this module prints nothing, and imports torch unless COMMPROF_NATIVE=0 is set.
-To test whether a module is loaded, use `native_error is None` or `tune_error is None`: the type
-checker takes `native` for a module, and so skips code under `native is None`.
+The import of this module also imports torch, unless COMMPROF_NATIVE=0 is set. To test whether a
+module is loaded, use `native_error is None` or `tune_error is None`. The type checker takes
+`native` for a module, so it does not check code under `native is None`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def built_for(file_names: Iterable[str]) -> list[str]:
 def missing_message(
     torch_version: str, found: list[str], build_error: str | None, command: str
 ) -> str:
-    """Text on why there is no module for this torch, what replaces it, and how to build it.
+    """Returns a text on why there is no module for this torch, and how to build it.
 
     Args:
         torch_version: version of the running torch.
         found: torch versions that `built_for` found modules for.
-        build_error: why the build at installation failed, if it did.
+        build_error: why the build at installation failed; None if it did not fail.
         command: the command that builds the module.
     """
     for_it = "To build the C++ module:"
@@ -76,13 +76,11 @@ def missing_message(
 
 
 def install_command(package: Path, direct_url: str | None) -> str:
-    """Returns the command that reinstalls commprof, with a C++ module for the running torch.
+    """Returns the command that reinstalls commprof with a C++ module for the running torch.
 
-    The command installs from the package's checkout or from the URL that pip recorded, or else from
-    the package index.
-
-    The command keeps pip's build isolation, in which pip installs the build tools. commprof's
-    build backend builds for the torch of this environment even in isolation.
+    The source is the package's checkout, else the URL that pip recorded, else the package index.
+    pip's build isolation stays on, because commprof's build backend finds the torch of this
+    environment even in isolation.
 
     Args:
         package: the directory of the installed package.
@@ -118,7 +116,7 @@ def _direct_url() -> str | None:
 def _load() -> tuple[ModuleType | None, str | None]:
     if os.environ.get(variables.NATIVE) == "0":
         return None, f"COMMPROF_NATIVE=0 is set. {_FALLBACK}"
-    import torch  # torch comes first, because the module needs torch's libraries in the process
+    import torch  # first, because the module needs torch's libraries in the process
 
     name = f"commprof.{module_name(torch.__version__)}"
     command = install_command(_PACKAGE, _direct_url())
@@ -151,10 +149,10 @@ def _load_tune() -> tuple[ModuleType | None, str | None]:
 
 
 native_error: str | None
-"""Why there is no C++ module, to be printed once after `commprof: `; None if it is loaded."""
+"""Why the profiler's C++ module is not loaded, as printed after `commprof: `; None if it is."""
 
 tune_error: str | None
-"""Why there is no C++ module of compressors and shared memory; None if it is loaded."""
+"""Why `tune` is not loaded; None if it is loaded."""
 
 if TYPE_CHECKING:
     from commprof import _C as native

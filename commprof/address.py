@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 
 _SIOCGIFADDR = 0x8915
-#: An address that no host has (RFC 5737), for which the kernel chooses the default route. Nothing
-#: is sent to it.
+#: No host has this address (RFC 5737), so the kernel chooses the default route for it. Nothing is
+#: sent to this address.
 _SOMEWHERE_ELSE = "192.0.2.1"
 _ANY_PORT = 9
 
@@ -21,9 +21,12 @@ _ANY_PORT = 9
 def own_address(store: Any) -> str:
     """Returns a numeric IP address of this host that the other ranks can be expected to reach.
 
-    Uses the interface in GLOO_SOCKET_IFNAME if that is set; else the interface that leads to the
-    host of the job's store (MASTER_ADDR), which all ranks reach. If the store's host resolves its
-    own name to a loopback address such as 127.0.1.1, uses the interface of the default route.
+    The address belongs to one of these interfaces:
+
+    - the interface in GLOO_SOCKET_IFNAME, if this variable is set
+    - else the interface that leads to the host of the job's store (MASTER_ADDR)
+    - the interface of the default route, if the store's host resolves its own name to a loopback
+      address such as 127.0.1.1
 
     Raises:
         OSError: this host has no such address.
@@ -50,7 +53,7 @@ def _means_this_host_only(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return False  # the host is given by its name, not by an IP address
+        return False  # a name, not an IP address
 
 
 def interface_address(name: str) -> str:
@@ -75,6 +78,6 @@ def _towards(host: str) -> str:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)
                 return str(probe.getsockname()[0])
-        except OSError as error:  # such as an IPv6 address if IPv6 is switched off
+        except OSError as error:  # for example, IPv6 is switched off
             failed = error
     raise failed or OSError(f"the name {host} has no IP address")

@@ -1,4 +1,4 @@
-"""``import commprof.backend`` registers the c10d backend ``commprof`` of commprof.tune."""
+"""Importing this module registers the c10d backend ``commprof``."""
 
 from __future__ import annotations
 

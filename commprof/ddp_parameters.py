@@ -1,9 +1,8 @@
-"""Which parameters of a DDP model are reduced over ranks, and which DDP keeps equal on all ranks.
+"""Finds the parameters that DDP reduces, and the parameters that DDP keeps equal on all ranks.
 
-DDP leaves out the parameters that ``_set_params_and_buffers_to_ignore_for_model`` names, such as
-the shards of torchrec's embedding tables: their shapes and values differ between ranks. The rules
-are those of torch's ``DistributedDataParallel``: ``_build_params_for_reducer`` for the reducer, and
-``_sync_module_states`` for the broadcast of rank 0's parameters.
+DDP ignores the parameters that a caller of ``_set_params_and_buffers_to_ignore_for_model`` names,
+such as the shards of torchrec's embedding tables. The functions follow the rules of torch's
+``DistributedDataParallel``, in ``_build_params_for_reducer`` and ``_sync_module_states``.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-#: A parameter's name in the model that DDP wraps, and the parameter.
+#: A parameter, after the parameter's name in the model that DDP wraps.
 Named = tuple[str, torch.nn.Parameter]
 
 
 def reduced(ddp: DistributedDataParallel) -> list[Named]:
     """Returns the parameters whose gradients DDP's reducer averages, in the model's order.
 
-    A parameter with several names is reduced unless all of its names are ignored. Parameters that
-    are frozen now are left out, even if they were not frozen when DDP made its reducer.
+    A parameter with several names is left out only if all its names are ignored. A parameter that
+    is frozen now is left out too.
     """
     ignored = _ignored(ddp)
-    # DDP too looks for the name ``prefix.name``, which begins with a dot in the outermost module.
+    # As in DDP, names in the outermost module begin with a dot.
     chosen = {
         id(parameter)
         for prefix, module in ddp.module.named_modules()
@@ -35,10 +34,10 @@ def reduced(ddp: DistributedDataParallel) -> list[Named]:
 
 
 def made_with_bytes(ddp: DistributedDataParallel) -> int | None:
-    """Returns the total size of the parameters that DDP's reducer was made with; None if not known.
+    """Returns the total size of the parameters in DDP's reducer; None if unknown.
 
-    A parameter that was frozen at that time is never reduced, though :func:`reduced` returns it
-    once it is unfrozen.
+    A parameter that was frozen when DDP made the reducer is not in it, even if the parameter is
+    unfrozen later.
     """
     try:
         return int(ddp._get_ddp_logging_data()["total_parameter_size_bytes"])
@@ -49,8 +48,7 @@ def made_with_bytes(ddp: DistributedDataParallel) -> int | None:
 def reduced_first(ddp: DistributedDataParallel) -> list[Named]:
     """Returns all parameters of the model, those of :func:`reduced` first.
 
-    A reduced parameter therefore has the same index in this list on all ranks, even if the other
-    parameters differ.
+    A reduced parameter therefore has the same index on all ranks.
     """
     first = reduced(ddp)
     chosen = {id(parameter) for _, parameter in first}
@@ -59,9 +57,9 @@ def reduced_first(ddp: DistributedDataParallel) -> list[Named]:
 
 
 def kept_equal(ddp: DistributedDataParallel) -> list[torch.nn.Parameter]:
-    """Returns the parameters that DDP broadcasts and reduces, so that all ranks have the same bits.
+    """Returns the parameters that DDP keeps equal, bit by bit, on all ranks.
 
-    Parameters on the meta device are left out: they have no values.
+    Parameters on the meta device are left out, because they have no values.
     """
     ignored = _ignored(ddp)
     delayed = {id(parameter) for parameter in getattr(ddp, "_delay_all_reduce_params", ())}
@@ -102,5 +100,5 @@ def hookless(ddp: DistributedDataParallel) -> str:
 
 
 def _ignored(ddp: DistributedDataParallel) -> Any:
-    """Returns the names that DDP leaves out; private to torch, so the attribute may be missing."""
+    """Returns the names that DDP ignores. torch may remove this private attribute."""
     return getattr(ddp, "parameters_to_ignore", ())

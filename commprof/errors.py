@@ -15,7 +15,7 @@ class CommprofError(Exception):
 
 
 class UsageError(CommprofError):
-    """A value cannot be used. The message names it, the allowed values and what to do next."""
+    """A value cannot be used. The message names the value, and says what to do."""
 
     exit_code = 2
 
@@ -38,11 +38,11 @@ class RankFailedError(CommprofError):
         """Builds a message that names the rank, the reason and the log file.
 
         rank: the global rank that failed first.
-        process_exit_code: exit code of its process, or minus the number of the signal that ended
-            the process.
-        reason: type of the exception and first line of its message; empty if the process left none.
-        log_path: the file that holds the rank's traceback and its other output.
-        exit_codes: exit code of each rank that torchelastic reports as failed; None: ``rank`` only.
+        process_exit_code: exit code of the rank's process. If a signal ended the process, minus the
+            number of the signal.
+        reason: type of the exception and first line of its message; empty if unknown.
+        log_path: the file with the rank's output and traceback.
+        exit_codes: exit codes of all failed ranks, by rank; None if only ``rank`` failed.
         """
         self.rank = rank
         self.process_exit_code = process_exit_code
@@ -58,7 +58,7 @@ class RankFailedError(CommprofError):
 
 
 def ending_of_process(exit_code: int, of_several: bool = False) -> str:
-    """Describes how a process ended or, if ``of_several``, how each of several processes ended.
+    """Describes how a process ended. ``of_several`` puts the text in the plural.
 
     A negative exit code is minus the number of the signal that ended the process.
     """

@@ -1,7 +1,7 @@
-"""Groups of fields: a result with many fields holds related fields as one group.
+"""Groups of related fields, for results with many fields.
 
-A group is a class of its own, for code that needs only these fields. Its fields are named as if
-they were the result's own, and exports show them as such.
+A group is a dataclass, for code that needs only the fields of the group. Exports show these fields
+as fields of the result.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Final
 
 
 class FieldGroup:
-    """Base of the dataclasses that are groups of a result's fields."""
+    """Base class of all groups of fields."""
 
 
-#: Types whose values ``plain_fields`` returns as they are.
+#: Types whose values ``plain_fields`` does not change.
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def plain_fields(result: Any) -> Any:
-    """Converts as ``dataclasses.asdict`` does, but puts a group's fields in place of the group."""
+    """Converts like ``dataclasses.asdict``, but replaces each group by its fields."""
     kind: Any = type(result)
     if kind in _SCALARS:
         return result
@@ -41,5 +41,4 @@ def plain_fields(result: Any) -> Any:
 
 @functools.cache
 def _names(kind: Any) -> tuple[str, ...] | None:
-    """Returns the names of a dataclass's fields; None for another class."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None

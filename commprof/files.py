@@ -1,4 +1,4 @@
-"""Reads untrusted files, limiting their size and checking their content; writes atomically."""
+"""Reads and checks untrusted files, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file for reading, as ``descriptor_of_regular`` does.
+    """Opens a regular file for reading.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
@@ -64,7 +64,7 @@ def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
 
     Args:
         path: path of the file.
-        most_bytes: largest size that is read; None: half of the machine's available memory.
+        most_bytes: largest allowed size; None for half of the machine's available memory.
 
     Raises:
         OSError: the file cannot be opened, is not a regular file, or is too large.
@@ -79,7 +79,7 @@ def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Reads the JSON value of a file, without a check of its keys and types.
+    """Reads a JSON file. Keys and types are not checked.
 
     Raises:
         OSError: as for ``read_bytes``.
@@ -102,8 +102,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a temporary file, which replaces ``path`` when the context ends.
 
     Raises:
-        OSError: the file cannot be written, or ``path`` is a device or pipe such as /dev/null. The
-            old content stays, and the temporary file is removed.
+        OSError: the file cannot be written, or ``path`` is a device or pipe such as /dev/null.
     """
     if is_a_device(path):
         raise OSError(errno.EINVAL, "it is a device or pipe", str(path))
@@ -118,7 +117,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Lists a folder in the order of names; returns an empty list if it cannot be read."""
+    """Returns the sorted names in a folder; empty if the folder cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -126,12 +125,12 @@ def names_in(folder: Path) -> list[str]:
 
 
 def is_a_device(path: Path) -> bool:
-    """True if the path, for example /dev/stdout, exists but is no regular file or directory."""
+    """True if the path exists and is neither a file nor a directory, such as /dev/stdout."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def available_memory_bytes() -> int:
-    """Returns the memory that Linux calls available, in bytes; 8 GiB if that is not known."""
+    """Returns Linux's figure of available memory, in bytes; 8 GiB if it is unknown."""
     try:
         lines = _MEMINFO.read_text().splitlines()
         found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
@@ -142,11 +141,15 @@ def available_memory_bytes() -> int:
 
 #: An ``int`` that may be below 0.
 Signed = Annotated[int, "signed"]
-#: Expected shape of a JSON value, given by Python types. ``int`` is a whole number from 0 to
-#: 2**63 - 1; ``float`` any number, or null, which becomes NaN. ``X | None`` may be null, or missing
-#: from an object. ``Path`` is a string that becomes a path. ``dict`` and ``Any`` are values that
-#: the caller checks. A dataclass is an object with the dataclass's fields, and becomes an instance;
-#: fields with a default may be missing. Objects may have further keys.
+#: Shape that a JSON value must have, as a Python type. Objects may have further keys.
+#:
+#: - ``int``: a whole number from 0 to 2**63 - 1.
+#: - ``float``: a number, or null, which becomes NaN.
+#: - ``X | None``: an X, or null. An object may lack the value.
+#: - ``Path``: a string, which becomes a path.
+#: - ``dict``: any object; ``Any``: any value. The caller checks them.
+#: - A dataclass: an object with the same fields, which becomes an instance. Fields with a default
+#:   may be missing.
 Shape: TypeAlias = "Any | dict[str, Shape]"
 
 _TYPE_NAMES: Final = {
@@ -158,12 +161,12 @@ _TYPE_NAMES: Final = {
     list: "a list",
     dict: "an object",
 }
-#: Largest number of characters of a wrong value that a message shows.
+#: A message shows at most this many characters of a wrong value.
 _MOST_SHOWN = 40
 
 
 def plain(value: Any) -> Any:
-    """Replaces NaN and infinity, which JSON does not know, by None."""
+    """Replaces NaN and infinity by None, because JSON lacks them."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -177,7 +180,7 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
     """Checks a JSON value against ``shape`` and converts it; ``where`` is the value's dotted name.
 
     Raises:
-        ValueError: a key is missing or a value is wrong; the message gives its dotted name.
+        ValueError: a key is missing, or a value is wrong.
     """
     if _is_plain(value, shape):
         return value
@@ -213,7 +216,7 @@ def _is_union(shape: Any) -> bool:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Shape, bool]]:
-    """Returns, for each field of a dataclass, its shape, and True if the field has no default."""
+    """Returns the shape of each field, and True if the field has no default."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: (hints[field.name], field.default is field.default_factory)
@@ -222,9 +225,9 @@ def _fields(kind: Any) -> dict[str, tuple[Shape, bool]]:
 
 
 def _is_plain(value: object, shape: Shape) -> bool:
-    """Cheap test: True if the value surely has the shape; if False, ``checked`` looks closer.
+    """Returns True if the value certainly has the shape; False means that ``checked`` decides.
 
-    Most values in metadata and summaries pass this test.
+    This test is fast, and most values pass it.
     """
     if shape is str or shape is list:
         return type(value) is shape
@@ -246,9 +249,9 @@ def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> d
 
 @functools.cache
 def _of_items(shape: Any) -> tuple[Any, ...]:
-    """Returns a container's type, the shapes of its items, and True if it is a JSON object.
+    """Returns a container's type, the shapes of its items, and True for a mapping.
 
-    Returns () for the shape of a single value.
+    Returns () if the shape is not a container.
     """
     if shape == Signed or not get_args(shape):
         return ()
@@ -257,7 +260,6 @@ def _of_items(shape: Any) -> tuple[Any, ...]:
 
 
 def _items(value: object, shape: Any, where: str) -> Any:
-    """Converts the items of a JSON array, or the values of a JSON object with any keys."""
     kind, inner, is_mapping = _of_items(shape)
     if is_mapping:
         items = _of_type(value, dict, where).items()
@@ -276,7 +278,7 @@ def _items(value: object, shape: Any, where: str) -> Any:
 
 
 def _all_plain(items: Sequence[Any], wanted: Any) -> bool:
-    """True if all items are certainly of the type ``wanted``; if not, each item must be checked."""
+    """True if all items certainly have the shape ``wanted``."""
     if wanted not in (str, int) or set(map(type, items)) != {wanted}:
         return False
     return wanted is str or 0 <= min(items) <= max(items) < 2**63

@@ -15,11 +15,9 @@ from typing import NoReturn
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Context in which Ctrl-C kills the process with SIGINT and raises no KeyboardInterrupt.
+    """Context in which Ctrl-C kills the process with SIGINT, without a KeyboardInterrupt.
 
-    For use while modules are loaded, which takes seconds with torch. There is nothing to clean up
-    yet. A KeyboardInterrupt could be lost in code that swallows exceptions, such as a callback of
-    Python's import machinery or of a C module.
+    For use while modules are loaded: some callbacks of imports would swallow a KeyboardInterrupt.
     """
     if not _raises():
         yield
@@ -32,13 +30,13 @@ def ends_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """From now on, makes Ctrl-C kill the process with SIGINT: nothing is left to clean up."""
+    """Makes Ctrl-C kill the process with SIGINT from now on."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ignore() -> None:
-    """Ignores Ctrl-C from now on; for a process that is about to end anyway."""
+    """Ignores Ctrl-C from now on, for a process that is about to end."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -55,7 +53,7 @@ def enter(load: Callable[[], Callable[[], int]]) -> NoReturn:
     """Loads a command, runs it, and ends this process with its exit code.
 
     A Ctrl-C before the command has loaded, or after it has returned, kills the process with
-    SIGINT. In between it raises KeyboardInterrupt, which the commands handle.
+    SIGINT. While the command runs, Ctrl-C raises KeyboardInterrupt, which the commands handle.
 
     Args:
         load: imports the command and returns its main function, which returns an exit code.

@@ -9,26 +9,25 @@ import shutil
 import sys
 from pathlib import Path
 
-#: By module: name of the distribution that provides it, where the two names differ.
+#: Names of distributions by name of the module, where the two names differ.
 _DISTRIBUTIONS = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 def command(*words: str, anywhere: bool = False) -> str:
-    """Returns ``commprof WORDS`` as it is typed in this environment.
+    """Returns the command line ``commprof WORDS`` for this environment.
 
-    The program is written as its plain name if that name makes the shell run this environment's
-    program; otherwise as its path; if commprof is not installed, as ``python -m commprof``.
+    If the shell would not find this environment's program by its name, the program's path is given.
+    If commprof is not installed, ``python -m commprof`` is given.
 
     Args:
         words: arguments, already quoted for a shell.
-        anywhere: True if the command may be typed in another directory; it then has no relative
-            path.
+        anywhere: True if the command must also work in other directories.
     """
     return " ".join([*_program("commprof", ("-m", "commprof"), anywhere), *words])
 
 
 def module(name: str) -> str:
-    """Returns ``python -m NAME`` with the Python that runs this process."""
+    """Returns the command line ``python -m NAME`` for the Python of this process."""
     return " ".join([*_program("python", (), False), "-m", name])
 
 
@@ -68,7 +67,6 @@ def quoted(word: str | os.PathLike[str]) -> str:
 
 
 def _typed(program: Path, anywhere: bool) -> str:
-    """Quotes a program's path, relative to the working directory if the program lies in it."""
     try:
         near = program.relative_to(os.getcwd())
     except (ValueError, OSError):

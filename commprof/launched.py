@@ -1,10 +1,8 @@
-"""Finds out which rank of its job this process is, from the variables that its launcher set.
+"""Reads the rank of this process from the environment variables of its launcher.
 
-The variables of torchrun are tried first (some other launchers set the same variables), because
-torchrun's ranks may run inside a task of another launcher. Variables of Open MPI, MVAPICH and Hydra
-(MPICH, Intel MPI) are tried before Slurm's, because ranks of MPI inherit Slurm's variables from the
-job in which mpirun ran. A task of Slurm is a process of a job step that srun started: batch scripts
-and shells of salloc have Slurm's variables too, but are no tasks.
+Torchrun's variables are tried first, because torchrun may run inside a task of another launcher.
+MPI's variables are tried before Slurm's, because mpirun may run inside a Slurm job. Batch scripts
+have Slurm's variables too, but they are not ranks: srun did not start them.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _MOST_DIGITS = 9
-#: Slurm's own steps (batch, extern, interactive and others) have ids just below 2**32.
+#: Slurm's own steps, such as the step of a batch script, have this id or a higher id.
 _SLURM_OWN_STEPS = 0xFFFF_FFF0
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A rank as its launcher's variables describe it."""
+    """A rank, as the launcher's variables describe it."""
 
     #: The launcher's command: torchrun, mpirun or srun.
     launcher: str
@@ -44,7 +42,7 @@ class _Names:
 
 
 _TORCHRUN = _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-#: MPI's launchers, each with variables of its own.
+#: Variables of Open MPI, MVAPICH and Hydra (MPICH, Intel MPI).
 _MPI = (
     _Names(
         "mpirun",
@@ -58,18 +56,16 @@ _MPI = (
     ),
     _Names("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-#: PMI's variables alone, without Hydra's MPI_LOCAL*. They are tried last, because srun sets PMI's
-#: variables for its own tasks too.
+#: Tried last, because srun sets these variables too.
 _PMI = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "", "")
-#: Variables with the index of a launcher's task on its host. It is not always a rank's index: a
-#: task may start several ranks itself.
+#: Variables that hold the index of a launcher's task on its host. A task may start several ranks.
 _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")
 
 
 def launched_as(variables: Mapping[str, str]) -> Launched | None:
     """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    Variables count as not set if their values are not a rank and a world size larger than the rank.
+    Variables are ignored if their values are not a rank and a larger world size.
     """
     return (
         _read(variables, _TORCHRUN)
@@ -80,14 +76,11 @@ def launched_as(variables: Mapping[str, str]) -> Launched | None:
 
 
 def script_first(words: Sequence[str]) -> list[str]:
-    """Moves options that a launcher put in front of the script to the place after the script.
-
-    There they are the first of the script's arguments, as if the launcher had started the script
-    itself.
+    """Moves the launcher's ``--local_rank`` options to the front of the script's arguments.
 
     Args:
-        words: ``[--local_rank=N] [-m] SCRIPT [ARGS...]``; the option may be spelled
-            ``--local-rank``, and the number may be a word of its own.
+        words: ``[--local_rank=N] [-m] SCRIPT [ARGS...]``. The option may also be spelled
+            ``--local-rank=N`` or ``--local_rank N``.
     """
     option, number = re.compile(r"--local[_-]rank(=-?\d+)?"), re.compile(r"-?\d+")
     first = 0
@@ -101,10 +94,9 @@ def script_first(words: Sequence[str]) -> list[str]:
 
 
 def local_rank_of_task(variables: Mapping[str, str]) -> int:
-    """Returns the index, on this host, of the launcher's task that contains this process.
+    """Returns the index of this process's launcher task on this host; 0 without such an index.
 
-    If a task starts several ranks, all of them have its index. Returns 0 if no launcher has
-    numbered the tasks.
+    If a task starts several ranks, all these ranks get the index of the task.
     """
     for name in _LOCAL_RANKS_OF_TASKS:
         if name in variables:
@@ -138,6 +130,5 @@ def _slurm_task(variables: Mapping[str, str]) -> Launched | None:
 
 
 def _number(variables: Mapping[str, str], name: str) -> int | None:
-    """Returns a variable's number, 0 or more; None if it is unset or holds anything else."""
     text = variables.get(name, "").strip()
     return int(text) if re.fullmatch(rf"[0-9]{{1,{_MOST_DIGITS}}}", text) else None

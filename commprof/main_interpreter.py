@@ -1,4 +1,4 @@
-"""Tells whether this code runs in the main interpreter: torch works in no other."""
+"""Checks for Python's main interpreter, because torch does not work in sub-interpreters."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import functools
 import importlib
 from contextlib import suppress
 
-#: Names of CPython's own module on interpreters: from Python 3.13 on, and before.
+#: CPython's module for sub-interpreters: its name from Python 3.13 on, and its earlier name.
 _MODULES = ("_interpreters", "_xxsubinterpreters")
 
 
 @functools.cache
 def is_main_interpreter() -> bool:
-    """True in the main interpreter, or if Python cannot tell; False in a sub-interpreter.
+    """True in the main interpreter, or if it is not known; False in a sub-interpreter.
 
-    The answer is cached, because each use of a name such as `commprof.step` asks for it, and a
-    script may use this name in every training step.
+    The result is cached, because this function may be called in every training step.
     """
     for name in _MODULES:
         with suppress(ImportError):

@@ -1,4 +1,4 @@
-"""Control over when this process collects garbage and returns freed memory to the system."""
+"""Controls garbage collection and the return of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keeps the garbage collector off; afterwards it is on again if it was on before."""
+    """Turns the garbage collector off inside the context; restores its state afterwards."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -24,11 +24,9 @@ def uncollected() -> Iterator[None]:
 
 @functools.cache
 def end_without_collection() -> None:
-    """Makes Python end this process without a last search for garbage in reference cycles.
+    """Makes Python end this process without a last garbage collection, which would take time.
 
-    The search would visit every object that is left at the end, although the system frees the
-    process's memory anyway. Functions of ``atexit`` still run, and files are still flushed. Must
-    not be called in a process that runs a user's code.
+    Must not be called in a process that runs a user's code.
     """
     atexit.register(gc.freeze)
 
@@ -36,8 +34,8 @@ def end_without_collection() -> None:
 def return_free_memory() -> None:
     """Makes the C library return freed memory to the system; takes some milliseconds.
 
-    By itself, the library keeps freed memory that lies between blocks still in use: tens of MB
-    after traces of many ranks were analysed. Does nothing if the library is not glibc.
+    After an analysis of many ranks, the library may hold tens of MB of freed memory. Does nothing
+    if the library is not glibc.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""``python -m commprof.microbench``: the same as ``commprof microbench``."""
+"""Runs ``commprof microbench`` as ``python -m commprof.microbench``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m commprof.run``: the same as ``commprof run``."""
+"""``python -m commprof.run`` does what ``commprof run`` does."""
 
 from __future__ import annotations
 

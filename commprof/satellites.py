@@ -1,8 +1,8 @@
-"""Interfaces between the profiler and its satellites, the tools around it.
+"""Interfaces between the profiler and its satellites.
 
-The profiler works without satellites: each is a package of its own, which can be left out. Each
-package has a module ``seam``, with the functions of a protocol below, the package's commands, and
-nothing that takes long to import. Of the profiler's modules, only this one may import a satellite.
+A satellite is a package with further tools. The profiler works without satellites. Each satellite
+has a module ``seam``, which implements a protocol below and must be fast to import. Other modules
+of the profiler must not import a satellite.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any, Protocol, cast
 
 from commprof.errors import UsageError
 
-#: Function that returns the time in seconds of one call of an operation; NaN if it was not
-#: measured. Its arguments: the operation's name, bytes, ranks, and True if all ranks are on one
-#: host.
+#: Function that returns the time of an operation's call in seconds; NaN if not measured.
+#: Arguments: name of the operation, bytes, number of ranks, and True if all ranks are on one host.
 ExpectedTime = Callable[[str, int, int, bool], float]
 
-#: Each satellite's package, and its purpose as the end of a sentence.
+#: Purpose of each satellite, as the end of a sentence.
 NAMES = {
     "audit": "which audits scaling reports",
     "forecast": "which predicts runs and measures collectives in microbenchmarks",
@@ -29,12 +28,12 @@ NAMES = {
 }
 
 
-#: For each public name of commprof that a satellite provides, the name of that satellite.
+#: The satellite that provides each of these public names of commprof.
 PUBLIC_NAMES = {"Trial": "tune", "compressors": "tune", "trial": "tune"}
 
 
 class AddedReport(Protocol):
-    """A satellite's report on a run; shown in place of means over all of the run's steps."""
+    """A satellite's report on a run, which replaces the usual report."""
 
     @property
     def key(self) -> str:
@@ -42,7 +41,7 @@ class AddedReport(Protocol):
 
     @property
     def table_name(self) -> str:
-        """Name of the report's table, as ``--rows`` takes it."""
+        """Name of the report's table, for ``--rows``."""
 
     def plain(self) -> dict[str, Any]:
         """Returns the report's figures for the JSON result."""
@@ -54,34 +53,34 @@ class AddedReport(Protocol):
         """Returns the report as a ``commprof.report.section.Section``."""
 
     def pictures(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the data of the report's pictures, by the names that the page's scripts use."""
+        """Returns the data of each picture, by the picture's name in the page's scripts."""
 
     def screen(self, description: str, all_command: str, caveats: int) -> str:
         """Renders at most 24 lines of 80 columns.
 
         Args:
-            description: text on the run.
+            description: text about the run.
             all_command: command that prints the full report.
-            caveats: number of caveats on the run in the full report.
+            caveats: number of caveats in the full report.
         """
 
     def text(self, description: str, width: int, caveats: list[str], tables: int | None) -> str:
         """Renders the whole report for the terminal.
 
         Args:
-            description: text on the run.
+            description: text about the run.
             width: number of characters at which prose is wrapped.
             caveats: sentences about the run.
-            tables: number of characters at which tables are split; None: never.
+            tables: width in characters at which tables are split; None splits no table.
         """
 
 
 class Commands(Protocol):
-    """The part of the module ``seam`` that every satellite's package has: its commands."""
+    """Commands of a satellite, in its module ``seam``."""
 
-    #: By the name of each command as typed: its help line, and ``module:class`` that runs it.
+    #: By the name of each command: its help line, and the class that runs it, as ``module:class``.
     COMMANDS: Mapping[str, tuple[str, str]]
-    #: The commands in the overview of ``commprof --help``, a line for each.
+    #: Lines about the commands for the overview in ``commprof --help``.
     OVERVIEW: str
 
 
@@ -89,7 +88,7 @@ class Forecast(Commands, Protocol):
     """Functions that the satellite for predictions gives to the profiler."""
 
     def expected_times(self, path: Path) -> ExpectedTime:
-        """Returns the function that gives the times that a machine profile predicts.
+        """Returns a function that predicts times from a machine profile.
 
         Raises:
             CommprofError: ``path`` is not a machine profile.
@@ -106,20 +105,20 @@ class Tune(Commands, Protocol):
         """Returns the module that parses the text of FSDP2's settings."""
 
     def parse_hook(self, text: str) -> Any:
-        """Returns the compressor that a text such as ``topk:ratio=0.01`` names.
+        """Returns the compressor for a text such as ``topk:ratio=0.01``.
 
         Raises:
             UsageError: there is no such compressor, or an option is out of range.
         """
 
     def exchanges(self) -> Mapping[str, str]:
-        """Returns how each compressor's ranks exchange a bucket, by the compressor's name.
+        """Returns the way in which ranks exchange a bucket, by the compressor's name.
 
         The values are "two_phase", "gather", "ring" and "hierarchical".
         """
 
     def run_help(self) -> str:
-        """Returns the part of ``commprof run``'s help on compressors and trials."""
+        """Returns the help text of ``commprof run`` about compressors and trials."""
 
     def parse_trial(self, text: str) -> Any:
         """Returns the plan of a trial; raises UsageError if ``text`` describes no trial."""
@@ -137,13 +136,13 @@ class Tune(Commands, Protocol):
         """Registers the backend ``commprof`` with torch."""
 
     def recorded_trial(self, run: Any, context: Mapping[str, Any]) -> AddedReport | None:
-        """Returns the report of the trial that ran in the steps of one world size.
+        """Returns the report of the trial that took place in a run's steps.
 
-        ``run`` is this world size's ``WorldRun``, ``context`` the content of ``run.json``.
+        ``run`` is the ``WorldRun``; ``context`` is the content of ``run.json``.
         """
 
     def no_trial(self, directory: Path) -> str:
-        """Returns why no trial began in a run that should have one, as the end of a sentence."""
+        """Returns the reason why no trial began in a run, as the end of a sentence."""
 
 
 def forecast() -> Forecast:
@@ -165,10 +164,7 @@ def tune() -> Tune:
 
 
 def tune_if_there() -> Tune | None:
-    """Returns the module ``seam`` of the package for compressors and trials.
-
-    None if the package is not installed.
-    """
+    """Returns what :func:`tune` returns; None if the package is not installed."""
     return cast(Tune | None, _seam("tune"))
 
 
@@ -176,7 +172,7 @@ def public_name(name: str) -> Any:
     """Returns the object that a satellite provides under one of ``PUBLIC_NAMES``.
 
     Raises:
-        AttributeError: the satellite is not installed; the message says which.
+        AttributeError: the satellite is not installed.
     """
     seam = _seam(PUBLIC_NAMES[name])
     if seam is None:
@@ -185,7 +181,7 @@ def public_name(name: str) -> Any:
 
 
 def all_commands() -> Iterator[Commands]:
-    """Yields the module ``seam`` of each satellite that is installed, for its commands."""
+    """Yields the module ``seam`` of each installed satellite."""
     for name in NAMES:
         if (seam := _seam(name)) is not None:
             yield cast(Commands, seam)

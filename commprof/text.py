@@ -1,4 +1,4 @@
-"""Formats counts, lists and times for sentences; makes untrusted text printable, and wraps it."""
+"""Formats counts, lists and times for sentences; wraps text and makes it printable."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-#: Stands between two lines of code in a call path, the innermost first: "a.py:3 < b.py:7" means
-#: that line b.py:7 calls the function that contains line a.py:3.
+#: Text between two lines of code in a call path: "a.py:3 < b.py:7" means that line b.py:7 calls
+#: the function that contains line a.py:3.
 CALLED_AT: Final = " < "
-#: Least number of neighbouring ranks, and of equally spaced ranks, that are listed as a range.
+#: Smallest number of neighbouring ranks, and of equally spaced ranks, that form a range.
 _NEIGHBOURS, _SPACED = 3, 4
-#: Largest number of ranges in a sentence.
 _MOST_RANGES = 24
 #: At most this many digits at the end of a name count as its number.
 _MOST_DIGITS = 9
 
 
 def printable(text: str) -> str:
-    """Returns the text in one line, with escapes for control characters, which terminals obey.
+    """Returns the text in one line, with escapes for control characters.
 
-    A rank's error message, a processor's name or a path may hold any character.
+    Untrusted text, such as a rank's error message, could otherwise control the terminal.
     """
     return "".join(_printable(character) for character in text)
 
 
 def plural(number: int, noun: str) -> str:
-    """Returns the noun as it follows the number: "rank" for 1, else "ranks"."""
+    """Returns the noun, in the plural unless the number is 1."""
     return noun if number == 1 else f"{noun}s"
 
 
@@ -46,7 +45,7 @@ def listed(words: Collection[object]) -> str:
 def named_ranks(ranks: Collection[int], most: int | None = _MOST_RANGES) -> str:
     """Names ranks in a sentence: "rank 3", "ranks 0-3, 8"; "no rank" for none.
 
-    most: largest number of listed ranges, see ``rank_list``.
+    ``most``: as for ``rank_list``.
     """
     if not ranks:
         return "no rank"
@@ -56,14 +55,14 @@ def named_ranks(ranks: Collection[int], most: int | None = _MOST_RANGES) -> str:
 def rank_list(ranks: Collection[int], separator: str = ",", most: int | None = None) -> str:
     """Lists ranks in ascending order, with ranges: "0-3,8-11,299".
 
-    Three or more neighbours are a range, and so are four or more equally spaced ranks: "0-12:4" is
-    every fourth rank from 0 to 12.
+    Three or more neighbours form a range. Four or more equally spaced ranks form a range too:
+    "0-12:4" is every fourth rank from 0 to 12.
 
     Args:
         ranks: the ranks, in any order.
         separator: text between two ranges.
-        most: largest number of listed ranges or single ranks; the other ranks are counted: "and 90
-            more". None lists all.
+        most: largest number of ranges and single ranks in the list. Further ranks are only
+            counted, as in "and 90 more". None lists all ranks.
     """
     parts = [_range(part) for part in _evenly_spaced(sorted(set(ranks)))]
     if most is None or len(parts) <= most:
@@ -73,9 +72,9 @@ def rank_list(ranks: Collection[int], separator: str = ",", most: int | None = N
 
 
 def name_list(names: Iterable[str], most: int) -> str:
-    """Lists names in order, with ranges of those that end in numbers: "node01-node04, gpu7".
+    """Lists names in order, with ranges: "gpu7, node01-node04".
 
-    most: largest number of listed ranges and single names; the other names are counted.
+    ``most``: largest number of ranges and single names in the list; further names are only counted.
     """
     parts: list[list[str]] = []
     for name in sorted(set(names), key=_with_number):
@@ -97,7 +96,6 @@ def _with_number(name: str) -> tuple[str, int]:
 
 
 def _range(part: Sequence[int]) -> tuple[str, int]:
-    """Formats equally spaced ranks; also returns how many they are."""
     if len(part) == 1:
         return str(part[0]), 1
     step = part[1] - part[0]
@@ -105,7 +103,6 @@ def _range(part: Sequence[int]) -> tuple[str, int]:
 
 
 def _evenly_spaced(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divides ascending ranks into single ranks, and ranks that are listed as one range."""
     begin = 0
     while begin < len(ranks):
         end = begin + 1
@@ -119,12 +116,12 @@ def _evenly_spaced(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def with_ranks(texts: Iterable[tuple[int, str]], everyone: Collection[int] = ()) -> list[str]:
-    """Puts ranks before the texts about them: "ranks 0-3: no records"; equal texts appear once.
+    """Puts ranks before texts, as in "ranks 0-3: no records"; equal texts appear once.
 
     Args:
-        texts: ranks with a text; the result keeps the order of the texts.
-        everyone: all ranks there are; if there are several, a text about all of them begins with
-            "all ranks".
+        texts: pairs of a rank and a text; the texts keep their order.
+        everyone: all ranks of the run. If there are several, a text about all of these ranks
+            begins with "all ranks".
     """
     return clauses(((rank, text, text) for rank, text in texts), ": ", everyone)
 
@@ -132,11 +129,11 @@ def with_ranks(texts: Iterable[tuple[int, str]], everyone: Collection[int] = ())
 def clauses(
     said: Iterable[tuple[int, str, str]], between: str = " ", everyone: Collection[int] = ()
 ) -> list[str]:
-    """Makes clauses with ranks as subjects; ranks with the same plural predicate share a clause.
+    """Makes clauses whose subjects are ranks; ranks with equal plural predicates share a clause.
 
     Args:
-        said: rank, its predicate, and the predicate of several ranks, such as (3, "is dead: process
-            7 is gone", "are dead: their processes are gone").
+        said: a rank, a predicate in the singular and a predicate in the plural, such as (3, "is
+            dead: process 7 is gone", "are dead: their processes are gone").
         between: text between subject and predicate.
         everyone: as for ``with_ranks``.
     """
@@ -154,9 +151,9 @@ def clauses(
 
 
 def plain_digits(value: float, significant: int = 3) -> str:
-    """Formats a number with ``significant`` digits, or with all integer digits if those are more.
+    """Formats a number with ``significant`` digits; a large number keeps all integer digits.
 
-    So a large number never becomes "1.2e+04".
+    12345 becomes "12345", not "1.23e+04".
     """
     large = abs(value) >= 10 ** (significant - 1)
     return f"{value:.0f}" if large else f"{value:.{significant}g}"
@@ -196,10 +193,10 @@ def _printable(character: str) -> str:
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """Wraps text between words; never breaks a path, so that it can be copied.
+    """Wraps text between words; paths are not broken, so that they can be copied.
 
     Args:
-        text: the text, of any origin: it is made printable.
+        text: text from any source; control characters are escaped.
         width: columns of a line; a longer word gets a line of its own.
         first: prefix of the first line.
         rest: prefix of the other lines.

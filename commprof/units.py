@@ -5,8 +5,8 @@ from __future__ import annotations
 NS_PER_US = 1e3
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
-#: The year 2000 in ns since 1970. A smaller time is not a date: it counts from the boot of a host
-#: or from the beginning of a trace.
+#: The start of the year 2000, in ns since 1970. Smaller times are not dates: they count from the
+#: boot of a host or from the beginning of a trace.
 FIRST_DATE_NS = 946_684_800 * 10**9
 
 

@@ -1,8 +1,7 @@
-"""Every environment variable of commprof, with its meaning, allowed values and default.
+"""The environment variables of commprof, except those of setup.py.
 
-``docs/your_job.md`` has the same table. An empty value counts as unset everywhere. The C++ code
-reads ``DEVICE_EVENTS``, ``NCCL``, ``NCCL_PLUGIN``, ``SIMD`` and ``KERNEL_THREADS`` itself;
-setup.py's own variables are in setup.py.
+``docs/your_job.md`` has the same table. An empty value counts as unset. The C++ code reads
+``DEVICE_EVENTS``, ``NCCL``, ``NCCL_PLUGIN``, ``SIMD`` and ``KERNEL_THREADS`` itself.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Variable(str):
     """Name of an environment variable, with its meaning, default and allowed values."""
 
     meaning: str
-    #: The allowed values, in words that follow "allowed: ".
+    #: The allowed values, as a text that follows "allowed: ".
     allowed: str
     parse: Callable[[str], Any]
     #: Value if the variable is unset or empty.
@@ -37,10 +36,10 @@ class Variable(str):
         return made
 
     def value(self, environment: Mapping[str, str] | None = None) -> Any:
-        """Returns the variable's value in ``environment``; None: in this process's environment.
+        """Returns the value in ``environment``, by default the environment of this process.
 
         Raises:
-            ValueError: the value is not allowed; the message names it and the allowed values.
+            ValueError: the value is not allowed.
         """
         text = (os.environ if environment is None else environment).get(self, "")
         if not text:
@@ -54,11 +53,11 @@ class Variable(str):
             ) from None
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Pickles the name alone: other processes get a plain string."""
+        """Pickles only the name, as a plain string."""
         return str, (str(self),)
 
     def text(self, value: Any) -> str:
-        """Converts a value to the text from which ``value()`` reads it."""
+        """Converts a value to a text that ``value()`` can read."""
         if isinstance(value, float):
             return f"{value:g}"
         return str(int(value)) if isinstance(value, bool) else str(value)
@@ -70,7 +69,7 @@ def table() -> Iterator[Variable]:
 
 
 def _choice(name: str, meaning: str, *words: str, default: str | None = None) -> Variable:
-    """Makes a variable that allows only ``words``; if ``default`` is None, it is the first word."""
+    """Makes a variable that allows only ``words``. The first word is the usual default."""
     default = words[0] if default is None else default
     return Variable(name, meaning, ", ".join(words), lambda text: words[words.index(text)], default)
 
@@ -95,7 +94,7 @@ _LARGEST = math.nextafter(math.inf, 0)
 
 OUT = Variable(
     "COMMPROF_OUT",
-    "where traces go; if unset, a script without commprof calls is not recorded",
+    "directory for traces; if unset, a script without commprof calls is not recorded",
     "a directory",
 )
 MODE = _choice(
@@ -167,7 +166,7 @@ NATIVE = _choice(
 DEVICE_EVENTS = _choice(
     "COMMPROF_DEVICE_EVENTS",
     "whether collectives on a GPU or other device are timed with the device's events; if unset, "
-    "events are used only if the device's backend tells when a stream is captured into a graph",
+    "events are used only if the device's backend can report the capture of a stream into a graph",
     *("on", "off"),
     default="",
 )
@@ -180,8 +179,8 @@ NCCL = _choice(
 )
 NCCL_PLUGIN = Variable(
     "COMMPROF_NCCL_PLUGIN",
-    "set by commprof from `NCCL_PROFILER_PLUGIN`: the user's profiler plugin, to which commprof's "
-    "plugin passes NCCL's calls on",
+    "set by commprof from `NCCL_PROFILER_PLUGIN`: the user's profiler plugin; commprof's plugin "
+    "passes NCCL's calls on to the user's plugin",
     "a name or path, as in `NCCL_PROFILER_PLUGIN`",
 )
 SIMD = Variable(
@@ -202,7 +201,7 @@ HOST = Variable(
 )
 CHECK_TIMEOUT_S = Variable(
     "COMMPROF_CHECK_TIMEOUT_S",
-    "longest time that a rank of `commprof check` waits for another, in seconds",
+    "longest time that a rank of `commprof check` waits for another rank, in seconds",
     "1 to 86400",
     lambda text: _within(float(text), 1, 86_400),
     60.0,

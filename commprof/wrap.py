@@ -1,8 +1,8 @@
 """``torchrun -m commprof.wrap train.py ARGS``: runs an unchanged script and records it.
 
 ``-m package.module ARGS`` runs a module. Traces go to the directory in COMMPROF_OUT, or to
-``commprof-trace``. Processes that the script starts itself are recorded too. If the launcher
-(deepspeed, torch.distributed.launch) puts ``--local_rank=N`` before the script, the script gets it.
+``commprof-trace``. Processes that the script starts are recorded too. A ``--local_rank=N`` that the
+launcher (deepspeed, torch.distributed.launch) puts before the script is passed to the script.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def _become_script() -> None:
 
 
 def _run_script(path: str) -> None:
-    """Runs a script as ``python path`` does: ``sys.argv[0]`` is ``path``, ``__file__`` absolute."""
+    """Runs a script as ``python path`` does."""
     if pkgutil.get_importer(path) is not None or path.endswith(".pyc"):
         # The path is a directory, an archive or a compiled file.
         runpy.run_path(path, run_name="__main__")
         return
     script = ModuleType("__main__")
-    # Not normalised, as in Python: a ".." after a symbolic link leads elsewhere.
+    # Python keeps ".." in this path too, because ".." after a symbolic link leads elsewhere.
     absolute = os.path.join(os.getcwd(), path)
     vars(script).update(__file__=absolute, __cached__=None, __builtins__=builtins)
     code = compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True)
@@ -76,7 +76,7 @@ def _run_script(path: str) -> None:
 
 
 def _problem(words: list[str]) -> str:
-    """Text on why the script or module cannot be run; empty if it can."""
+    """Returns why the script or module cannot be run; empty if it can."""
     if words[0] != "-m":
         found = Path(words[0]).exists()
         return "" if found else f"no script {words[0]!r}; for a module, put -m before it"

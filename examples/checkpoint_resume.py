@@ -3,9 +3,9 @@
     commprof run --nproc 2 --max-restarts 1 examples/checkpoint_resume.py
     commprof run --nproc 2 --max-restarts 1 examples/checkpoint_resume.py --kill-at 25
 
-The second line kills the last rank at step 25 of the first attempt. commprof restarts all ranks,
-they continue from the last checkpoint, and the report shows both attempts and the time that was
-lost between them. The example also runs under ``torchrun --max-restarts 1`` and ``commprof env``.
+The second line kills the last rank at step 25 of the first attempt. commprof then restarts all
+ranks, which continue from the last checkpoint. The report shows both attempts and the time lost
+between them. The example also runs under ``torchrun --max-restarts 1`` and ``commprof env``.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main():
     for step in range(first, options.steps):
         if attempt == 0 and step == options.kill_at and rank == dist.get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        # Data depends only on step and rank: a resumed run has the data of an undisturbed run.
+        # The data depends only on step and rank, so that a resumed run trains on the same data.
         random = torch.Generator().manual_seed(1000 * step + rank)
         inputs = torch.randn(16, 32, generator=random)
         loss = (ddp(inputs) - inputs.sum(1, keepdim=True)).square().mean()
@@ -68,7 +68,7 @@ def load(path, ddp, optimizer):
 
 
 def save(path, ddp, optimizer, step):
-    """Rank 0 writes the checkpoint atomically; the other ranks need not wait for it."""
+    """Writes the checkpoint atomically, on rank 0."""
     if dist.get_rank() == 0:
         partial = path.with_suffix(".partial")
         torch.save(

@@ -27,7 +27,7 @@ def main() -> None:
     with commprof.profile("commprof-trace") as prof:
         for _ in range(20):
             optimizer.zero_grad()
-            with prof.phase("forward"):  # adds the loss; the model's call is recorded without mark
+            with prof.phase("forward"):  # for the loss; the model's call is recorded anyway
                 loss = model(torch.randn(16, 32)).square().mean()
             loss.backward()
             optimizer.step()

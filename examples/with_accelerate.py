@@ -28,7 +28,7 @@ def main() -> None:
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
             optimizer.step()
-            if accelerator.sync_gradients:  # not after a pass that only accumulates
+            if accelerator.sync_gradients:  # false while gradients accumulate
                 prof.step()  # ends a step
 
     accelerator.end_training()

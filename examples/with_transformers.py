@@ -1,4 +1,4 @@
-"""transformers.Trainer: a callback that gets the trainer.
+"""transformers.Trainer: a callback in the trainer.
 
 torchrun --nproc-per-node 2 examples/with_transformers.py
 commprof report commprof-trace
@@ -12,7 +12,7 @@ from commprof.capture.integrations.transformers import CommprofCallback
 
 
 class Sentences(Dataset[dict[str, torch.Tensor]]):
-    """Random tokens with a label that follows from them."""
+    """Short sequences of tokens, each with a label."""
 
     def __len__(self) -> int:
         return 160

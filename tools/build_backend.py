@@ -1,4 +1,4 @@
-"""Build backend: setuptools, plus a torch only for an environment that has none."""
+"""Build backend: setuptools, which also requires torch if the environment has no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 if int(setuptools.__version__.split(".")[0]) < 77:
-    # Without isolation pip does not check setuptools' version; setuptools' own error is unclear.
+    # Without isolation, pip does not check the version, and the error of setuptools is unclear.
     raise SystemExit(
         "commprof needs setuptools 77 or newer to build, but this environment has "
         f"{setuptools.__version__}: run `pip install 'setuptools>=77' cmake ninja`, or leave out "
@@ -49,7 +49,7 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 def build_wheel(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """Builds as setuptools does, from a clean staging area."""
+    """Builds a wheel with setuptools, without files of earlier builds."""
     _forget_earlier_wheels()
     return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
 
@@ -57,7 +57,7 @@ def build_wheel(
 def build_editable(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """Builds as setuptools does, from a clean staging area."""
+    """Builds an editable wheel with setuptools, without files of earlier builds."""
     _forget_earlier_wheels()
     return build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
 
@@ -67,9 +67,9 @@ def _missing_torch() -> list[str]:
 
 
 def _forget_earlier_wheels() -> None:
-    """Empties setuptools' staging area, where files of deleted modules would still be packed.
+    """Empties setuptools' staging area, so that files of deleted modules are not packed.
 
-    The build trees next to it (build/py*-torch*) stay: they make rebuilds quick.
+    The build trees (build/py*-torch*) stay, because they make rebuilds quick.
     """
     for staging in [*Path("build").glob("lib*"), *Path("build").glob("bdist*")]:
         shutil.rmtree(staging)

@@ -1,4 +1,4 @@
-"""Finds the torch for which commprof is built and with which it will run, without importing torch.
+"""Finds the torch for which commprof is built, without importing torch.
 
 A C++ extension fits only the torch for which it was built, so it must be built for the torch of the
 user's environment. pip's isolated builds hide that torch. If build-system.requires contained torch,
@@ -20,7 +20,7 @@ MINIMUM = (2, 10)
 """Oldest torch (major, minor) that commprof runs with."""
 
 DEFAULT = "torch==2.13.0"
-"""Torch that is installed, and built for, in an environment without torch."""
+"""Torch that is installed in an environment without torch."""
 
 _PROBE = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else None)"
 
@@ -36,7 +36,7 @@ class InstalledTorch:
 
     @property
     def minor(self) -> tuple[int, int]:
-        """Major and minor version, within which torch keeps its C++ ABI."""
+        """Major and minor version; torch keeps its C++ ABI within a minor version."""
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
@@ -54,9 +54,9 @@ class InstalledTorch:
 def in_target() -> InstalledTorch | None:
     """Returns the torch of the environment that commprof is being installed into.
 
-    pip's isolated build uses the interpreter of the environment, called target here, with another
-    search path. So a plain run of this interpreter finds the target's torch. If a frontend builds
-    in its own environment (uv, build), only that environment is seen.
+    pip's isolated build uses the environment's interpreter with another search path. So a plain run
+    of this interpreter finds the environment's torch. uv and build use another interpreter, and the
+    torch of that interpreter's environment is returned.
     """
     if not _isolated_by_pip():
         return _in_this_process()
@@ -73,16 +73,15 @@ def in_target() -> InstalledTorch | None:
 
 
 def for_build() -> InstalledTorch | None:
-    """Returns the target's torch, else the torch of the build environment."""
+    """Returns the result of in_target(), or else the torch of the build environment."""
     return in_target() or _in_this_process()
 
 
 def requirement(target: InstalledTorch | None) -> str:
-    """Returns the requirement of torch with which the installer leaves `target` as it is.
+    """Returns a requirement of torch that keeps the installed torch `target`.
 
-    The requirement has no upper limit: with one, pip would replace a newer torch by an older one, a
-    download of several gigabytes. `.dev0` admits pre-releases, because some vendors ship a
-    pre-release of torch.
+    The requirement has no upper limit, because pip would replace a newer torch by an older torch.
+    `.dev0` admits pre-releases, which some vendors ship.
 
     Raises:
         SystemExit: if `target` is too old; nothing has been changed by then.

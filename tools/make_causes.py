@@ -13,24 +13,22 @@ from commprof.analysis.causes.registry import CAUSES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/causes.md"
 
-#: Characters of a line of prose.
+#: Number of characters in a line of prose.
 WIDTH = 150
 
 TITLE = "# Mistakes that make distributed training slow or wrong"
 HEAD = (
-    "Each section is one mistake that public reports describe: why it costs time, the lines that "
-    "mend it, and how to recognise it. Nothing here needs commprof, but `commprof run` looks for "
-    "all of them, names on its first screen the one whose fix wins most, and lists the others "
-    "with `commprof report DIR --all`, on the page and in the JSON result (`causes`).",
-    "What a fix wins is computed by a replay of the recorded steps without the calls that it "
-    "removes, and given with its 95 % interval over the steps. If the threads that carried out "
-    "these calls kept a training thread from its core, that time is removed too. Where a replay "
-    "cannot tell, the report gives the time in the calls, which is the most that the fix can "
-    "win, or nothing. A cause is named only if the recording shows it; a job whose figures stay "
-    "below the thresholds gets none.",
-    "The lines run as they stand, after `init_process_group`, once the names that begin with "
-    "`YOUR_` are replaced by those of the script. Where commprof can read the script, the report "
-    "shows the same change with the script's own lines and names.",
+    "Each section describes one mistake from public reports: why the mistake costs time, the lines "
+    "that mend it, and how to recognise it. The fixes do not need commprof. `commprof run` looks "
+    "for all of these mistakes. Its first screen names the mistake whose fix saves the most time. "
+    "`commprof report DIR --all`, the HTML page and the JSON result (`causes`) list the others.",
+    "The time that a fix saves is computed by a replay of the recorded steps without the calls "
+    "that the fix removes. The report gives this time with its 95 % interval over the steps. Where "
+    "a replay is not possible, the report gives the time in the calls, which is the most that the "
+    "fix can save, or gives no time. A cause is named only if the recording shows it.",
+    "To use the lines of a fix, put them after `init_process_group`, and replace the names that "
+    "begin with `YOUR_` by names of your script. If commprof can read the script, the report shows "
+    "the same change with the script's own lines and names.",
 )
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes docs/measured.md from benchmarks/results: `python -m tools.make_measured`.
 
-The page shows each benchmark's demands beside the measured figures, and which demands have no
-figure yet. Run the tool again when a file of results is added or changes.
+The page shows measured figures beside the benchmarks' demands on them. Run the tool again when a
+file of results is added or changes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/measured.md"
 NOT_YET = "not measured yet"
 STUDIES = [study for group in GROUPS.values() for study in group]
-#: Stands in a row's text for the words in which demands of one kind differ.
+#: Replaces the words of a row in which demands of one kind differ.
 GAP = "..."
 
 HEAD = """\
 # What was measured
 
-The demands on the benchmarks' figures, and the figures. `python -m tools.make_measured` writes this
-page from `benchmarks/results`, and a test compares the two. A row stands for *n* demands of one
-kind, with the least and the largest figure; a demand that is not met has a row of its own, unless
-a table below has its figure. The files of results have every figure with its interval, and the
-commit that was measured. `PYTHONPATH=. python benchmarks/SCRIPT` measures again, prints each
-demand, and exits with 1 if one is not met.
+This page shows measured figures beside the demands on them. `python -m tools.make_measured` writes
+the page from `benchmarks/results`. A row stands for *n* demands of one kind, and has the smallest
+and the largest figure. A demand that is not met has a row of its own, unless a table below has its
+figure. The files of results have every figure with its interval, and the commit that was measured.
+`PYTHONPATH=. python benchmarks/SCRIPT` measures again, prints each demand, and exits with 1 if a
+demand is not met.
 
 """
 
@@ -63,14 +63,13 @@ def _judged(study: Study, results: Path) -> Sequence[Demand]:
 
 
 def _path(study: Study, results: Path) -> Path:
-    """Returns the path of the study's file; JSON lines may also be named .json."""
+    """Returns the path of a study's file; a file of JSON lines may also end in .json."""
     path = results / study.file
     other = path.with_suffix(".json")
     return other if other.exists() and not path.exists() else path
 
 
 def _group(group: str, judged: Sequence[tuple[Study, Sequence[Demand]]], results: Path) -> str:
-    """Returns a table of one group's studies, and below it their further tables."""
     lines = [f"\n## {group}\n", "| what | n | figure | demand |", "|---|---|---|---|"]
     beside = []
     for study, demands in judged:
@@ -95,10 +94,7 @@ def _row_of(alike: Sequence[Demand]) -> str:
 
 
 def _alike(demands: Sequence[Demand], shown: bool = False) -> list[list[Demand]]:
-    """Groups demands of one kind.
-
-    An unmet demand is a group of its own, unless a further table shows it (``shown``).
-    """
+    """Groups demands of one kind; unless ``shown``, an unmet demand is a group of its own."""
     found: list[list[Demand]] = []
     for one in demands:
         for group in found if one.met or shown else ():
@@ -133,7 +129,7 @@ def common_words(texts: Sequence[str]) -> str:
 
 
 def least_and_most(demands: Sequence[Demand]) -> str:
-    """Returns the range of demands' figures, without intervals; empty if they are not numbers."""
+    """Returns the smallest and the largest figure; empty if a figure is not a number."""
     texts = list(dict.fromkeys(one.figure.split(" [")[0] for one in demands))
     if len(texts) == 1:
         return texts[0]
@@ -146,7 +142,7 @@ def least_and_most(demands: Sequence[Demand]) -> str:
 
 
 def _sessions(study: Study, results: Path) -> Sequence[dict[str, Any]]:
-    """Returns day, commit and machine of each session that produced the file."""
+    """Returns the context (day, commit, machine) of each session that wrote the file."""
     path = _path(study, results)
     if not path.exists():
         return ()

@@ -4,9 +4,8 @@
 
 FILE: where to write the page, instead of docs/architecture.md.
 
-The measures show how far the profiler works without its satellites (the packages around it), how
-far its folders depend on each other, how often a run is read, and how many rules are written in two
-languages. The column "before" was counted in the same way at commit 8668001c, before the satellites
+The measures show how far the parts of the code depend on each other. The column "before" was
+counted in the same way at commit 8668001c, before the satellites (the packages around the profiler)
 were split off.
 """
 
@@ -36,7 +35,7 @@ BEGIN, END = "<!-- shape: python -m tools.make_shape -->\n", "<!-- end of shape 
 
 @dataclass(frozen=True)
 class Measure:
-    """One row: what is counted, the number before, the number now, and the items counted."""
+    """One row of the table, with the names of the counted items in `which`."""
 
     what: str
     before: str
@@ -70,7 +69,7 @@ def imports_of(file: Path, package: Path) -> Iterator[str]:
 
 
 def folder_of(name: str, package: Path) -> str | None:
-    """Returns the folder of the module or package with which an absolute dotted name begins."""
+    """Returns the folder of the package or module that an absolute dotted name begins with."""
     parts = name.split(".")
     if parts[0] != "commprof":
         return None
@@ -83,7 +82,7 @@ def folder_of(name: str, package: Path) -> str | None:
 
 
 def mutual_imports(package: Path) -> list[str]:
-    """Returns the pairs of folders that import each other, neither of which contains the other."""
+    """Returns the pairs of folders that import each other, except a folder and its subfolder."""
     imported: dict[str, set[str]] = {}
     for file in package.rglob("*.py"):
         folder = file.parent.relative_to(package).as_posix()
@@ -107,10 +106,7 @@ def rules_in_two_languages() -> list[list[str]]:
 
 
 def most_readings(run: Path) -> int:
-    """Returns how often a report reads a trace: the largest number over the traces of a run.
-
-    The report is made with all sections (``--all``) and with a price per hour.
-    """
+    """Returns how often a full report reads the trace that it reads most often."""
     readings: Counter[Path] = Counter()
     read = run_directory.read_trace
 
@@ -125,7 +121,7 @@ def most_readings(run: Path) -> int:
 
 
 def classes(package: Path) -> Iterator[tuple[str, ast.ClassDef]]:
-    """Yields a pair for each public class at a module's top level: module's file, and class."""
+    """Yields the file and the class, for each public class at the top level of a module."""
     for file in sorted(package.rglob("*.py")):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -147,7 +143,7 @@ def numbers_of_fields() -> dict[str, int]:
 
 
 def measures() -> list[Measure]:
-    """Returns all measures of the present code; runs two reports to count some of them."""
+    """Returns all measures of the present code."""
     importing, mutual = files_that_import_satellites(), mutual_imports(PACKAGE)
     repeated = repeated_classes()
     fields, largest = max((number, name) for name, number in numbers_of_fields().items())

@@ -1,8 +1,7 @@
 """Writes the type stub of a C++ module: `python tools/make_stubs.py commprof/_C.pyi`.
 
-The stubs of the modules with torch are named `_C` and `_tune` for every torch that the modules are
-built for, so that the package is type-checked against one interface. `commprof/_reading.pyi` is the
-stub of the module without torch.
+The names of the modules with torch contain torch's version, but their stubs are named `_C` and
+`_tune` for every version. `commprof/_reading.pyi` is the stub of the module without torch.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ def generate(stub: str) -> str:
 
 
 def signatures(text: str, module: ModuleType) -> str:
-    """Returns the stub without `__all__` and docstrings, which are in the bindings.
+    """Returns the stub without `__all__` and docstrings.
 
-    pybind11-stubgen drops the "/" after positional parameters. It is added again to functions whose
-    docstring has it.
+    pybind11-stubgen omits the "/" after positional parameters. The "/" is added again to functions
+    with "/" in their docstring.
     """
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if "__all__" not in ast.unparse(node)[:7]]

@@ -66,10 +66,10 @@ def codes(root: Path = ROOT) -> str:
             {name: str(code) for code, name in enumerate(phases)},
         ),
         *(f"FLAG_{_upper(name)}: Final = {_number(value)}" for name, value in flags.items()),
-        "\n#: Source of a step boundary: the script, an optimizer's update, or one that GradScaler "
+        "\n#: Source of a step boundary: the script, an update, or an update that GradScaler "
         "skipped.",
         *(f"{_upper(name)}: Final = {value}" for name, value in steps.items()),
-        "\n#: Stands for the number of samples read in a phase if they cannot be counted.",
+        "\n#: Number of samples of a phase if the samples cannot be counted.",
         f"SAMPLES_UNKNOWN: Final = {_number(constants['SamplesUnknown'])}",
         "#: ``seq`` of a message that cannot be distinguished from others.",
         f"NO_SEQ: Final = {_number(constants['NoSeq'])}\n",
@@ -80,8 +80,7 @@ def codes(root: Path = ROOT) -> str:
         "#: Buckets of a histogram for each power of two, and the number of powers of two.",
         f"PER_OCTAVE: Final = {constant(histogram, 'PerOctave')}",
         f"OCTAVES: Final = {constant(histogram, 'Octaves')}",
-        "#: Bound of a clock's drift while it is unknown; bound of its change between clock "
-        "comparisons.",
+        "#: Largest drift of a clock; largest change of a drift between comparisons of clocks.",
         f"MOST_DRIFT: Final = {constant(clock, 'MostDrift')}",
         f"UNSEEN_WANDER: Final = {constant(clock, 'UnseenWander')}\n",
         "#: Modes of capture, by code.",
@@ -93,13 +92,13 @@ def codes(root: Path = ROOT) -> str:
         "#: Ranks that a rank awaits in each operation; ``csrc/core/record.h`` explains the "
         "values.",
         _tuple("AWAITS", (str(row[3]).lower() for row in rows(record, "COMMPROF_OPS"))),
-        "#: NCCL's algorithms and protocols, by code; code 0 stands for an unknown one.",
+        "#: NCCL's algorithms and protocols, by code; code 0 means unknown.",
         _tuple("NCCL_ALGORITHMS", (row[1] for row in rows(record, "COMMPROF_NCCL_ALGORITHMS"))),
         _tuple("NCCL_PROTOCOLS", (row[1] for row in rows(record, "COMMPROF_NCCL_PROTOCOLS"))),
         "#: Name and type of the members of a record, in order.",
         _tuple("RECORD_MEMBERS", members(record)),
-        "#: Kind, name, member and content of each field; ``csrc/core/record_fields.inc`` says",
-        "#: what these mean.",
+        "#: Kind, name, member and content of each field; ``csrc/core/record_fields.inc`` explains "
+        "them.",
         _tuple("RECORD_FIELDS", fields(root)),
     ]
     return "\n".join(parts)
@@ -116,7 +115,7 @@ def scheme_table(root: Path = ROOT) -> str:
     parts = [
         _doc("Compression schemes and their options.", (SCHEMES,)),
         "from __future__ import annotations\n\nfrom typing import Final\n",
-        "#: Scheme in C++, name, default of error feedback, exchange, meaning.",
+        "#: Columns: scheme in C++, name, default of error feedback, exchange, meaning.",
         _tuple(
             "SCHEMES",
             (
@@ -124,7 +123,7 @@ def scheme_table(root: Path = ROOT) -> str:
                 for scheme, _, name, feedback, exchange, meaning in schemes
             ),
         ),
-        "#: The scheme that has the option (None: every scheme that compresses), name,",
+        "#: Columns: scheme of the option (None: every scheme that compresses), name,",
         "#: minimum, maximum, default, True if only whole numbers are allowed, meaning.",
         _tuple("OPTIONS", rows(header, "COMMPROF_SCHEME_OPTIONS")),
     ]

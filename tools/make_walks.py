@@ -1,12 +1,11 @@
-"""Writes the walks of docs/architecture.md: the folders that a command's calls pass through.
+"""Writes the walks of docs/architecture.md: the folders whose functions a command calls.
 
     python -m tools.make_walks [FILE]
 
 FILE: where to write the page, instead of docs/architecture.md.
 
-Each walk runs a command of commprof in this process under ``sys.setprofile``, which sees each call
-of a Python function. The page lists the folders of commprof in the order of their first call, each
-with the function that was called first.
+Each walk runs a command of commprof in this process. The page lists the folders in the order of
+their first call, with the function that is called first in each folder.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ def _profiler(place: Path) -> list[str]:
     return ["report", str(both(place / "traces")), "--all"]
 
 
-#: Title of each walk, and the command that it traces, as a function of a folder for its files.
+#: Title of each walk, and a function that returns the words of the walk's command. The function
+#: may write files into a folder.
 WALKS: dict[str, Callable[[Path], list[str]]] = {
     "From trace files to the report (`commprof report RUN --all`)": _report,
     "From `--hook topk:ratio=0.01` to the ranks' command (`commprof run --dry-run`)": _hook,
@@ -50,7 +50,7 @@ WALKS: dict[str, Callable[[Path], list[str]]] = {
 
 
 def rooms(words: list[str]) -> dict[str, str]:
-    """Runs a command, and returns the first function called in each folder.
+    """Runs a command, and returns the function that is called first in each folder.
 
     Raises:
         RuntimeError: the command failed.
@@ -81,7 +81,6 @@ def rooms(words: list[str]) -> dict[str, str]:
 
 
 def _is_importing(frame: FrameType | None, package: Path) -> bool:
-    """True if a module's body makes the call, as it does for constants of the module."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "<module>" and code.co_filename.startswith(f"{package}/"):

@@ -1,4 +1,4 @@
-"""Studies that docs/measured.md shows, each with file, command, demands, and judging function."""
+"""Studies that docs/measured.md shows."""
 
 from __future__ import annotations
 
@@ -56,27 +56,25 @@ Judge = Callable[[Path], Sequence[Demand]]
 
 @dataclass(frozen=True)
 class Study:
-    """A study: the figures that one command measures, and the demands on them."""
+    """The figures that one command measures, and the demands on these figures."""
 
     title: str
     #: File in benchmarks/results.
     file: str
     #: Command that writes the file, after `PYTHONPATH=. python benchmarks/`.
     command: str
-    #: Demands in words, one per line, shown as long as nothing is measured.
+    #: Demands in words, shown until the figures have been measured.
     asked: tuple[str, ...]
-    #: Function that returns the demands on a file's figures; empty if the file has no figures of
-    #: this study.
+    #: Returns the demands on a file's figures, or none if the file lacks this study's figures.
     judge: Judge
     #: Part of the file that this study uses; empty for the whole file.
     part: str = ""
-    #: Function that returns further tables of a file, in Markdown, which are shown below the
-    #: group's table.
+    #: Returns further tables, in Markdown, which the page shows below the group's table.
     beside: Callable[[Path], str] | None = None
 
 
 def torch_ddp_tests(path: Path) -> list[Demand]:
-    """Returns demands: PyTorch's tests must have the same outcome with and without commprof."""
+    """Returns the demands that PyTorch's tests have the same outcome with and without commprof."""
     found = []
     for name, counts in read_json(path)["modules"].items():
         same = counts["run"] - len(counts["different"])
@@ -157,24 +155,23 @@ PREDICTIONS = f"{RESULTS}/predictions"
 GROUPS: dict[str, tuple[Study, ...]] = {
     "Attribution": (
         Study(
-            "Small jobs with one mistake of the catalogue each, and the same jobs without mistakes",
+            "Small jobs, each with a mistake of the catalogue, and the same jobs without mistakes",
             "causes.jsonl",
             f"causes/catalogue.py --results {RESULTS}/causes.jsonl",
             (
                 "the first screen names the cause in 92.5 % of the runs with a mistake",
                 "no cause is named in 97.5 % of the runs without a mistake",
-                "the predicted gain differs from the measured gain, beyond the noise of the "
-                "latter, by at most 2 % of the step in the mean",
-                "the noise of the measured gain, found from how repeated measurements differ, is "
-                "at most 2 % of the step in the mean",
+                "mean difference between predicted and measured gain, beyond the noise: at most "
+                "2 % of the step",
+                "mean noise of the measured gain: at most 2 % of the step",
             ),
             rows_of(catalogue.demands),
         ),
         Study(
-            "Exposed time, less the lead over the last rank, compared with 20 simulated schedules",
+            "Exposed time minus the lead over the last rank, in 20 simulated schedules",
             "known_schedules.jsonl",
             f"attribution/known_schedules.py --results {RESULTS}/known_schedules.jsonl",
-            ("error at most 1 % of the step in the median", "at most 3 % at worst"),
+            ("median error at most 1 % of the step", "largest error at most 3 %"),
             rows_of(known_schedules.demands),
         ),
         Study(
@@ -182,13 +179,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "two_instruments.jsonl",
             f"attribution/two_instruments.py --results {RESULTS}/two_instruments.jsonl",
             (
-                "the same collectives in both recordings, each group and size equal or unknown",
-                "exposed times that differ by at most 1 % of the step",
+                "both recordings have the same collectives, with equal or unknown groups and sizes",
+                "exposed times differ by at most 1 % of the step",
             ),
             rows_of(two_instruments.demands),
         ),
         Study(
-            "A late rank, in 50 seeded runs with a late rank and 50 without",
+            "50 seeded runs with a late rank, and 50 runs without a late rank",
             "late_rank.jsonl",
             f"attribution/late_rank.py --results {RESULTS}/late_rank.jsonl",
             (
@@ -203,7 +200,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "inspector.jsonl",
             f"recordings/inspector.py truth --first-seed 8000 --results {RESULTS}/inspector.jsonl",
             (
-                "late processes named in 100 of 100 jobs, none in 100 of 100 clean jobs",
+                "late processes named in 100 of 100 jobs, no process in 100 of 100 clean jobs",
                 "wait and transfer differ from the truth by at most 1 % and a microsecond per call",
             ),
             rows_of(inspector_logs.demands),
@@ -214,8 +211,8 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "inspector_speed.jsonl",
             f"recordings/inspector.py speed --results {RESULTS}/inspector_speed.jsonl",
             (
-                "at least 156 thousand records per second and core, also if 10 or 30 % are lost",
-                "37.5 million records read in 120 s by 2 cores, with at most 2 GB of memory",
+                "at least 156,000 records per second and core, also if 10 or 30 % of them are lost",
+                "2 cores read 37.5 million records in 120 s, with at most 2 GB of memory",
             ),
             rows_of(inspector_logs.speed_demands),
             beside=lambda path: inspector_logs.speed_table(read_rows(path)),
@@ -235,11 +232,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "report_cost.json",
             f"scale/report_cost.py --results {RESULTS}/report_cost.json",
             (
-                "1,024 ranks with 600 collectives: 3 s of CPU time, 250 MB",
-                "1,024 ranks with 100 steps of 25 buckets: 12 s, 400 MB",
-                "8 ranks with 75,000 collectives: 1.5 s, 200 MB; with 1,250,000: 25 s, 500 MB",
-                "compare of two runs of 512 ranks: 8 s, 400 MB; fit of 1,024: 3 s, 300 MB",
-                "HTML page of 256 ranks: 1.2 s",
+                "report of 1,024 ranks with 600 collectives: at most 3 s of CPU time, 250 MB",
+                "report of 1,024 ranks with 100 steps of 25 buckets: at most 12 s, 400 MB",
+                "report of 8 ranks: at most 1.5 s, 200 MB with 75,000 collectives; at most 25 s, "
+                "500 MB with 1,250,000 collectives",
+                "compare of two runs of 512 ranks: at most 8 s, 400 MB; fit of 1,024 ranks: at "
+                "most 3 s, 300 MB",
+                "HTML page of 256 ranks: at most 1.2 s",
                 "CPU time per collective grows by a factor of at most 2 from 8 to 4,096 ranks",
             ),
             parts_of(report_cost.PART, report_cost.demands),
@@ -250,21 +249,21 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "recordings_speed.json",
             f"recordings/speed.py --results {RESULTS}/recordings_speed.json",
             (
-                "1,024 torch.profiler traces of 100 all-reduces: 4 s of CPU time, 300 MB",
-                "256 torch.profiler traces of 5 MB: 20 s, 250 MB",
-                "1,024 Flight Recorder dumps of 400 entries: 4 s, 300 MB",
-                "a torch.profiler trace of 25 MB: 0.6 s",
+                "1,024 torch.profiler traces of 100 all-reduces: at most 4 s of CPU time, 300 MB",
+                "256 torch.profiler traces of 5 MB: at most 20 s, 250 MB",
+                "1,024 Flight Recorder dumps of 400 entries: at most 4 s, 300 MB",
+                "a torch.profiler trace of 25 MB: at most 0.6 s",
                 "the cost of a rank's dump does not grow with the number of ranks",
             ),
             parts_of(recordings_speed.PART, recordings_speed.demands),
             part=recordings_speed.PART,
         ),
         Study(
-            "Late ranks among 2 to 1,024 ranks, in schedules whose every wait is known",
+            "Late ranks among 2 to 1,024 ranks, in schedules with known waits",
             "exact_schedules.jsonl.gz",
             f"attribution/exact_schedules.py --results {RESULTS}/exact_schedules.jsonl.gz",
             (
-                "the late rank named in 500 of 500 schedules with one, its phase in 495",
+                "the late rank named in 500 of 500 schedules, and its phase in 495",
                 "no rank named in 198 of 200 schedules without a late rank",
                 "no wrong rank named in 49 of 50 schedules in which two ranks are late in turn",
                 "error of a rank's cost, wait and transfer at most 1 % of the step",
@@ -272,19 +271,19 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(exact_schedules.demands),
         ),
         Study(
-            "Parts of the time of GPUs in public recordings, beside the figures of other tools",
+            "Parts of the GPUs' time in public recordings, beside the figures of other tools",
             "device_parts.json",
             "attribution/device_parts.py FOLDER --others PYTHON "
             f"--results {RESULTS}/device_parts.json",
             (
-                "each part differs by at most 0.1 % of the time from the other tool's figure, by "
-                "commprof's rules or by that tool's",
+                "each part differs from the other tool's figure by at most 0.1 % of the time, "
+                "under the rules of either tool",
             ),
             object_of(device_parts.demands),
             beside=device_parts.beside,
         ),
         Study(
-            "Where waiting began, in 60 real jobs with one known cause each",
+            "Origin of the waiting in 60 real jobs, each with one known cause",
             "blame.jsonl",
             f"attribution/blame.py --results {RESULTS}/blame.jsonl",
             (
@@ -298,7 +297,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Predicted gain of mending the late rank, in 50 jobs",
             "gain_error.jsonl",
             f"attribution/gain_error.py --rounds 2 --results {RESULTS}/gain_error.jsonl",
-            ("error at most 1 % of the step in the mean", "worst at most 3 %"),
+            ("mean error at most 1 % of the step", "largest error at most 3 %"),
             rows_of(gain_error.demands),
         ),
         Study(
@@ -316,11 +315,11 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "overhead_turns.json",
             f"own_cost/overhead.py --minutes 60 --json {RESULTS}/overhead_turns.json",
             (
-                "CPU time / that without commprof: at most 1.002 in always-on mode, 1.005 in full "
+                "CPU time with / without commprof: at most 1.002 in always-on mode, 1.005 in full "
                 "mode",
-                "wall time / that without commprof: upper end of the interval at most 1.005 in "
+                "wall time with / without commprof: upper end of the interval at most 1.005 in "
                 "always-on mode, 1.01 in full mode",
-                "CPU time and wall time below those with torch.profiler in every row",
+                "in every row, less CPU time and wall time than with torch.profiler",
             ),
             object_of(overhead.demands),
             beside=step_ratios,
@@ -330,14 +329,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "overhead_instructions.json",
             f"own_cost/instructions.py --json {RESULTS}/overhead_instructions.json",
             (
-                "instructions / those without commprof: at most 1.002 in always-on mode, 1.005 in "
+                "instructions with / without commprof: at most 1.002 in always-on mode, 1.005 in "
                 "full mode",
             ),
             object_of(instructions.demands),
             beside=instruction_counts,
         ),
         Study(
-            "95 % intervals of the cost of recording, in A/A blocks, in which nothing differs",
+            "95 % intervals of the cost of recording, for runs that do not differ (A/A blocks)",
             "overhead.json",
             f"own_cost/calibration.py --json {RESULTS}/overhead.json",
             ("in 93 to 97 % of 200 A/A blocks, the 95 % interval contains the true ratio, 1",),
@@ -351,7 +350,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             object_of(calls.demands),
         ),
         Study(
-            "Transfers of NCCL in simulated rings of 64 ranks, and their slow links",
+            "NCCL's transfers and slow links, in simulated rings of 64 ranks",
             "nccl_links.jsonl",
             f"attribution/nccl_links.py --results {RESULTS}/nccl_links.jsonl",
             (
@@ -384,31 +383,31 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "A long run in always-on mode",
             "long_run.json",
             f"own_cost/long_run.py --json {RESULTS}/long_run.json",
-            ("a million collectives: memory flat, summary below 1 MB",),
+            ("memory does not grow in a million collectives; summary below 1 MB",),
             object_of(long_run.demands),
         ),
         Study(
-            "As many steps as in a day of always-on mode, run within minutes",
+            "The steps of a day in always-on mode, run within minutes",
             "long_day.json",
             f"own_cost/long_day.py --json {RESULTS}/long_day.json",
             (
-                "a million steps, a full disk, a stepped clock: at most 1 record lost in 1,000 "
-                "steps, memory flat",
+                "a million steps, with a full disk and a clock that is set back: at most 1 record "
+                "in 1,000 steps is lost, and memory does not grow",
             ),
             object_of(long_day.demands),
         ),
         Study(
-            "Most of an hour of always-on mode with 64 ranks on one host",
+            "45 minutes of always-on mode with 64 ranks on one host",
             "long_hour.json",
             f"own_cost/long_hour.py --json {RESULTS}/long_hour.json",
-            ("64 ranks and a monitor for 45 minutes: memory and files flat",),
+            ("64 ranks and a monitor for 45 minutes: memory and files do not grow",),
             object_of(long_hour.demands),
         ),
         Study(
             "The report of a run of 20 GB",
             "large_trace.json",
             f"own_cost/large_trace.py --json {RESULTS}/large_trace.json",
-            ("a report of 20 GB: below 1 GB of memory, figures equal to those of its steps",),
+            ("the report needs less than 1 GB of memory, and its figures equal the steps'",),
             object_of(large_trace.demands),
         ),
     ),
@@ -428,7 +427,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         compression(
             "powersgd",
             "PowerSGD of rank 2 and 4",
-            "encode and decode at least 3x as fast as torch's hook computes, at 4 to 100 MB",
+            "encode and decode at least 3x as fast as torch's hook, at 4 to 100 MB",
         ),
         compression(
             "exchange",
@@ -443,12 +442,12 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         compression(
             "accuracy",
             "Real gradients of 8 ranks compared with the fp64 mean",
-            "error of fp16 at most 0.6x that of torch's fp16 hook; of int8 at most 1e-2",
+            "error of fp16 at most 0.6x the error of torch's fp16 hook; error of int8 at most 1e-2",
         ),
         compression(
             "training",
             "The transformer's loss, 3 seeds",
-            "fp16, bf16 and int8 within the noise of plain DDP; loss of top-K and PowerSGD shown",
+            "loss of fp16, bf16 and int8 within the noise of plain DDP",
         ),
     ),
     "Shared memory": (
@@ -461,20 +460,20 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         shared(
             "ddp",
             "A DDP step compared with plain DDP on gloo",
-            "time that communication adds at most a third, for the transformer and for 25M "
-            "parameters, at 2 and 4 ranks",
-            "step time never worse, and the gain stated",
+            "communication adds at most a third of the time that it adds on gloo, for the "
+            "transformer and for 25M parameters, at 2 and 4 ranks",
+            "step time never longer than on gloo",
         ),
         shared(
             "hosts",
             "All-reduce of 25 MB over two hosts",
-            "no more bytes on the link than an all-reduce needs at least",
+            "no more bytes on the link than the least that an all-reduce needs",
             "faster than gloo at every point; at least 1.8x at 1 Gbit/s with 4 ranks per host",
         ),
         shared(
             "faults",
             "Ranks killed and stopped at any moment",
-            "100 of 100: an error names the rank in time, nothing stays in /dev/shm",
+            "in 100 of 100 tries, an error names the rank in time, and nothing stays in /dev/shm",
         ),
     ),
     "Microbenchmark and predictions": (
@@ -489,7 +488,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Two sweeps of the same machine",
             "microbench_aa.json",
             f"microbench_aa.py DIR --most-s 3600 --json {RESULTS}/microbench_aa.json",
-            ("in 20 pairs, differences are flagged at 1 % no more often than by chance",),
+            ("in 20 pairs, no more differences are flagged at 1 % than by chance",),
             object_of(microbench_aa.demands),
         ),
         Study(
@@ -497,8 +496,8 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "predictions/predict_error.jsonl",
             f"predictions/predict_error.py --results {PREDICTIONS}/predict_error.jsonl",
             (
-                "mean error at most 5 %, worst at most 15 %",
-                "mean error below that of predicting no overlap, or perfect overlap",
+                "mean error at most 5 %, largest error at most 15 %",
+                "smaller mean error than a prediction of no overlap, or of perfect overlap",
             ),
             predictions(of_transformer=False),
         ),
@@ -509,7 +508,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"--results {PREDICTIONS}/predict_error.jsonl",
             (
                 "mean error at most 5 %",
-                "mean error below that of predicting no overlap, or perfect overlap",
+                "smaller mean error than a prediction of no overlap, or of perfect overlap",
             ),
             predictions(of_transformer=True),
         ),
@@ -520,8 +519,8 @@ GROUPS: dict[str, tuple[Study, ...]] = {
                 f"predictions/predict_sharded.py --study {study} "
                 f"--results {PREDICTIONS}/predict_sharded.jsonl",
                 (
-                    "mean error at most 5 %, worst at most 15 %",
-                    "mean error at most a third of a trivial prediction's",
+                    "mean error at most 5 %, largest error at most 15 %",
+                    "mean error at most a third of the error of a trivial prediction",
                 ),
                 sharded_predictions(study),
             )
@@ -532,7 +531,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             )
         ),
         Study(
-            "Intervals of predicted steps, at ranks and bucket caps that were then run",
+            "Intervals of predicted steps, compared with runs that were made later",
             "predictions/predict_intervals.jsonl",
             f"predictions/predict_intervals.py --results {PREDICTIONS}/predict_intervals.jsonl",
             ("at least 95 of 100 intervals contain the measured step",),
@@ -601,7 +600,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "live_overhead.json",
             f"own_cost/live_overhead.py --json {RESULTS}/live_overhead.json",
             (
-                "wall time / that without live metrics: upper end of the interval at most 1.01 at "
+                "wall time with / without live metrics: upper end of the interval at most 1.01 at "
                 "2 and 4 ranks",
             ),
             object_of(live_overhead.demands),
@@ -620,7 +619,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "The fault matrix",
             "faults.json",
             f"faults.py --json {RESULTS}/faults.json",
-            ("each fault: training unharmed, records kept, cause named, in all tries",),
+            ("in all tries: training is unharmed, records are kept, and the cause is named",),
             object_of(faults.demands),
         ),
         Study(

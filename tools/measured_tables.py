@@ -12,10 +12,10 @@ from benchmarks.own_cost import instructions, overhead
 
 
 def step_ratios(path: Path) -> str:
-    """Returns a table for each measure of a step's cost, such as CPU time: a column per mode."""
+    """Returns a table for each measure of a step's cost, with a column for each mode."""
     results = read_json(path)
     shown = [
-        f"{name}, divided by that of processes without commprof [95 %]:\n\n{squeezed(table)}"
+        f"{name} with commprof / without commprof [95 %]:\n\n{squeezed(table)}"
         for clock, name in overhead.CLOCKS.items()
         if (table := overhead.table(results, clock, "github"))
     ]
@@ -26,7 +26,7 @@ def instruction_counts(path: Path) -> str:
     """Returns a table of the instructions that each recording mode adds to a step."""
     counts = {name: cell for name, cell in read_json(path).items() if name != CONTEXT}
     table = squeezed(instructions.table(counts, "github"))
-    return f"Instructions, divided by those without commprof (added per step):\n\n{table}"
+    return f"Instructions with commprof / without commprof (added per step):\n\n{table}"
 
 
 def strategy_rows(path: Path) -> str:

@@ -1,6 +1,6 @@
-"""Prints the compiler flags for the modules' sources: torch's and Python's headers, and defines.
+"""Prints the compiler flags that the modules' sources need.
 
-The same flags as in csrc/torch/CMakeLists.txt, for `make compilers`.
+`make compilers` uses them. csrc/torch/CMakeLists.txt sets the same flags.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ def flags() -> list[str]:
 
 
 if __name__ == "__main__":
-    # Without quotes: a shell splits the output of `$(...)`, and does not remove quotes.
+    # No quotes, because a shell does not remove quotes from the output of `$(...)`.
     print(*flags())

@@ -1,7 +1,7 @@
-"""Commands with which CMake builds the core and the module that links the core with torch.
+"""CMake commands that build the core and the modules that link it.
 
-As a script: builds the core, without output, while torch is still being installed. An error is left
-to the module's build, which runs the same commands again.
+As a script, builds the core while torch is being installed. The modules' build runs the same
+commands again, and shows their errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CORE = TREES / "core"
 """Build directory of the core, which is the same for every torch and every Python."""
 
 PLUGIN = CORE / "libnccl-profiler-commprof.so"
-"""The profiler plugin of NCCL, which the core's build makes."""
+"""commprof's profiler plugin for NCCL, which is built with the core."""
 
 REQUIRE_NATIVE = os.environ.get("COMMPROF_REQUIRE_NATIVE") == "1"
 
@@ -56,7 +56,7 @@ def steps(source: Path, tree: Path, defines: dict[str, str]) -> list[list[str]]:
 
 
 def _tool(name: str) -> str:
-    """Finds a program, first in this environment: another ninja would rebuild the whole tree."""
+    """Finds a program; prefers this environment, because another ninja would rebuild everything."""
     near = Path(sys.executable).parent / name
     found = str(near) if near.exists() else shutil.which(name)
     if found is None:
@@ -65,7 +65,7 @@ def _tool(name: str) -> str:
 
 
 def _fresh(source: Path, tree: Path) -> list[str]:
-    """Returns ``--fresh`` for a tree of another source directory, which CMake would refuse."""
+    """Returns ``--fresh`` if the tree was made for another source directory: CMake would refuse."""
     cache = tree / "CMakeCache.txt"
     mine = f"CMAKE_HOME_DIRECTORY:INTERNAL={source}\n"
     return ["--fresh"] if cache.exists() and mine not in cache.read_text() else []

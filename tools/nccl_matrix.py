@@ -1,12 +1,12 @@
-"""Checks commprof's profiler plugin against NVIDIA's NCCL libraries, without a GPU.
+"""Checks commprof's profiler plugin with NVIDIA's NCCL libraries, without a GPU.
 
-For each wheel of nvidia-nccl-cu12, the library is loaded. Its internal ``getNcclProfiler_v<N>``
-(found in the symbol table) loads the plugin and returns an adapter, which takes events in the
-library's own layout and passes them to the plugin in the layout of version N. The same calls are
-played to each adapter (``tests/cpp/nccl_plugin``), and the plugin's trace is compared with them.
+A function of the NCCL library, ``getNcclProfiler_v<N>``, loads the plugin and returns an adapter.
+The adapter takes events in the library's own layout, and passes them to the plugin in the layout of
+version N. The same calls are played to each adapter (``tests/cpp/nccl_plugin``), and the plugin's
+trace is compared with the calls.
 
-A logging plugin of version N is then loaded twice: by NCCL directly, and by commprof's plugin, from
-which NCCL requests its own newest version. The logging plugin must log the same calls both times.
+A logging plugin of version N is then loaded twice: by NCCL directly, and by commprof's plugin. It
+must log the same calls both times.
 
     make nccl-matrix
     python -m tools.nccl_matrix --keep DIR 2.28.9 2.30.7
@@ -47,7 +47,7 @@ PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
 
 
 def main() -> int:
-    """Checks each library with each version of the interface that it can ask for."""
+    """Checks each library with each version of the interface that the library can request."""
     parser = argparse.ArgumentParser(description="Plays NCCL's calls through NVIDIA's libraries.")
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
     parser.add_argument("--keep", type=Path, help="keep the wheels in this folder (2.1 GB for all)")
@@ -100,7 +100,7 @@ def loaders(library: Path) -> dict[int, str]:
 def through(
     tree: Path, plugin: str, library: Path, address: str, newest: int, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Plays calls to a plugin through a library's loader; with LOGGED set, all kinds of events."""
+    """Plays calls to a plugin through a library's loader; if LOGGED is set, all kinds of events."""
     arguments = ["through", library, tree / plugin, address, newest]
     arguments += ["all"] * ("LOGGED" in environment)
     return play(tree / "test_nccl_plugin", *arguments, check=False, **PLACE, **environment)
@@ -174,7 +174,7 @@ def as_told(
 
 
 def cells(expected: dict[Operation, Played], found: dict[Operation, Times], version: int) -> str:
-    """Returns the cells up to "unknown ends": numbers of operations recorded as played."""
+    """Returns cells such as "3/4": of 4 operations, 3 were recorded as they were played."""
 
     def right(wanted: list[Operation]) -> str:
         return f"{sum(operation in found for operation in wanted)}/{len(wanted)}"

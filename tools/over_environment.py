@@ -3,8 +3,8 @@
 
     .venv/bin/python tools/over_environment.py DIRECTORY EXTRA...
 
-The new environment sees all packages of this environment, above all torch; its own packages are not
-visible in this environment.
+The new environment sees all packages of this environment, such as torch. This environment does not
+see the packages of the new environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def requirements(extras: set[str]) -> Iterator[str]:
 
 
 def make(directory: Path) -> Path:
-    """Creates an environment that also sees this environment's packages, even editable packages."""
+    """Creates an environment that also sees the packages of this environment."""
     venv.create(directory, with_pip=True, clear=True)
     python = directory / "bin/python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"

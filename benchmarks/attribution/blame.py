@@ -1,19 +1,16 @@
-"""Tests if the report finds rank and cause of waiting in real jobs, each with one known cause.
+"""Tests if the report finds the rank and the cause of waiting in jobs with one known cause.
 
     PYTHONPATH=. python benchmarks/attribution/blame.py --results blame.jsonl
 
-Runs the 60 scenarios of ``tests/support/builders/blame.py``, each on two to four real gloo ranks of
-this machine: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,
-pipelines, ranks that are late in turn, a rank late in every fifth step, stopped and throttled
-processes, slow links. The ranks compute in half of the scenarios, and sleep in the other half. A
-throttled rank needs cgroup v1 (root); without cgroup v1 the scenarios with a throttled rank are
-left out. Like the report, the test does not count waiting for a rank that lacks a core, except in
-the scenarios with a throttled rank.
-Scenarios in the results file are not repeated. Prints a line per scenario, how often rank and cause
-were right, and whether the costs add up to all waiting. Exits with 1 if a demand is not met.
+Runs the 60 scenarios of ``tests/support/builders/blame.py``. Each scenario runs on two to four gloo
+ranks of this machine. The ranks compute in half of the scenarios, and sleep in the other half. The
+scenarios with a throttled rank need cgroup v1 and root; without them these scenarios are left out.
+The test ignores waiting for a rank that lacks a core, except in the scenarios with a throttled
+rank. Scenarios in the results file are not repeated. Prints a line per scenario and a line per
+demand. Exits with 1 if a demand is not met.
 
-``--clean 10`` runs symmetric jobs of two computing ranks instead, next to ``--load`` busy loops,
-and counts the jobs in which a rank is named.
+``--clean 10`` runs ten symmetric jobs of two ranks instead, next to ``--load`` busy loops. It
+counts the jobs in which the report names no rank.
 """
 
 from __future__ import annotations
@@ -39,10 +36,10 @@ _Rows = list[dict[str, Any]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
-    parser.add_argument("--minutes", type=float, default=12, help="start no batch after that")
-    parser.add_argument("--clean", type=int, default=0, help="symmetric runs, and nothing else")
-    parser.add_argument("--load", type=int, default=2, help="busy loops beside the runs of --clean")
+    parser.add_argument("--results", type=Path, help="JSON lines; earlier runs are not repeated")
+    parser.add_argument("--minutes", type=float, default=12, help="time limit for new batches")
+    parser.add_argument("--clean", type=int, default=0, help="number of symmetric jobs")
+    parser.add_argument("--load", type=int, default=2, help="busy loops next to --clean's jobs")
     args = parser.parse_args()
     if args.clean:
         return _clean(args.clean, args.load)
@@ -63,17 +60,14 @@ def demands(rows: _Rows) -> list[Demand]:
     """Checks the demands on ranks, causes, and the sum of costs."""
     ranks, causes, adds = (sum(row[name] for row in rows) for name in ("rank", "cause", "adds_up"))
     return [
-        of_all("rank right", ranks, len(rows), 60),
-        of_all("cause right", causes, len(rows), 60, _CAUSES),
-        of_all("costs add up to all waiting", adds, len(rows), 60),
+        of_all("jobs in which the right rank is found", ranks, len(rows), 60),
+        of_all("jobs in which the right cause is found", causes, len(rows), 60, _CAUSES),
+        of_all("jobs whose costs add up to all waiting", adds, len(rows), 60),
     ]
 
 
 def _batches(done: set[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """Returns the scenarios to run, in batches with the same seed and number of ranks.
-
-    The scenarios of a batch run in the same processes.
-    """
+    """Returns batches of scenarios; the scenarios of a batch run in the same processes."""
     from tests.support.builders.blame import SCENARIOS, job
 
     batches: dict[tuple[int, int], list[tuple[str, int]]] = {}
@@ -163,7 +157,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _clean(runs: int, load: int) -> int:
-    """Runs symmetric ranks that compute, one per core, while other processes load the machine."""
     from tests.support.analysed import analyse_world
     from tests.support.machines.ranks import run_here
 

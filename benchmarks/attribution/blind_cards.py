@@ -2,18 +2,15 @@
 
     PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards
 
-Each run trains the workload ``timed``, whose compute sleeps, with one of eight causes: a rank late
-in its data phase, a slow rank, a slow link between hosts, tiny buckets, an exchange that overlaps
-nothing, a process that is stopped now and then, the wrong network interface, or nothing wrong.
-Sizes are random, and script and arguments do not reveal the cause. OUTPUT/NN.txt has a card,
-OUTPUT/key.json the causes; give the cards to readers with the list of causes, and compare their
-answers, {"01": "slow rank", ...}, with the key:
+Each run trains the workload ``timed``, which sleeps in place of compute. The run's cause is one of
+``CAUSES``. Sizes are random, and script and arguments do not reveal the cause. OUTPUT/NN.txt is a
+card, and OUTPUT/key.json has the causes. Give the cards and the list of causes to readers. Write
+the readers' answers to a file, as {"01": "slow rank", ...}, and compare this file with the key:
 
     PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards --answers answers.json
 
-Hosts are network namespaces, which need root; a run takes ten seconds. Failed runs are reported and
-left out. Runs that have a card already are not repeated. ``--again`` renders the cards of recorded
-runs again.
+Hosts are network namespaces, which need root. A run takes ten seconds. Failed runs are reported and
+left out. A run that has a card is not repeated. ``--again`` makes the cards of recorded runs again.
 """
 
 from __future__ import annotations
@@ -29,13 +26,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The ranks import this file as their main module, so the parent's own imports are in functions.
-
 CAUSES = (
     *("late in data", "slow rank", "slow link", "tiny buckets"),
     *("no overlap", "paused host", "wrong interface", "nothing wrong"),
 )
-#: Least share of cards that must be read correctly; no run without a fault may be accused.
+#: Least share of right answers. No answer may name a fault in a run with nothing wrong.
 RIGHT = 0.9
 _STEPS = 24
 _FAST = "20gbit"
@@ -46,8 +41,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     parser.add_argument("--each", type=int, default=5, help="runs of each cause (default: 5)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--again", action="store_true", help="render recorded runs again")
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON: what readers said")
+    parser.add_argument("--again", action="store_true", help="only make the cards again")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON with readers' answers")
     args = parser.parse_args()
     if args.answers is not None:
         return _judge(args.output, json.loads(args.answers.read_text()))
@@ -63,11 +58,10 @@ def main() -> int:
 
 
 def _judge(output: Path, answers: dict[str, str]) -> int:
-    """Counts the right answers, and shows the wrong ones."""
     key = json.loads((output / "key.json").read_text())
     wrong = {number: (key[number], said) for number, said in answers.items() if said != key[number]}
     for number, (cause, said) in sorted(wrong.items()):
-        print(f"{number}: {cause}, read as {said}")
+        print(f"{number}: the cause is {cause}, but the answer is {said}")
     accused = sum(cause == "nothing wrong" for cause, _ in wrong.values())
     right = len(answers) - len(wrong)
     print(f"{right} of {len(answers)} right; {accused} runs accused although nothing was wrong")
@@ -144,7 +138,7 @@ _CHANGES = {
 
 
 def _card(output: Path, number: str, plan: dict[str, Any], again: bool) -> None:
-    """Runs a plan unless a run of it is recorded, and writes its card."""
+    """Writes the card of a plan; first runs the plan if no run is recorded."""
     run, card = output / "runs" / number, output / f"{number}.txt"
     if card.exists() and not again:
         return

@@ -2,12 +2,12 @@
 
     PYTHONPATH=. python benchmarks/attribution/busy_machine.py --results busy_machine.jsonl
 
-Trains a symmetric job twice, one run after the other, while two other processes each keep a core
-busy. There are 20 pairs of 2 ranks and 20 of 4 ranks, on a machine of two cores. No rank of such a
-run is at fault, so the report of a pair's first run must name none; and nothing changed between the
-two runs, so `commprof compare` must find no difference. At a level of 5 %, chance alone makes 2 of
-40 pairs differ. Pairs in the results file are not repeated. Prints a line per demand, and exits
-with 1 if one is not met.
+Trains a symmetric job twice, one run after the other. Meanwhile two other processes keep two cores
+busy. There are 20 pairs of runs with 2 ranks and 20 pairs with 4 ranks. No rank is at fault, so the
+report of a pair's first run must name no rank. The two runs of a pair are equal, so `commprof
+compare` must find no difference. At a level of 5 %, chance alone makes 2 of 40 pairs differ. Pairs
+in the results file are not repeated. Prints a line per demand, and exits with 1 if a demand is not
+met.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.judging.results_file import Lines, read_rows
 PAIRS, RANKS = 20, (2, 4)
 WANTED, LEAST = PAIRS * len(RANKS), PAIRS * len(RANKS) - 2
 STEPS, WORKLOAD = 40, "mlp"
-#: Number of processes that run next to the job, one for each core.
+#: Number of busy processes that run next to the job.
 LOAD = 2
 _BUSY = "while True: pass"
 
@@ -36,8 +36,8 @@ _BUSY = "while True: pass"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs for each number of ranks")
-    parser.add_argument("--minutes", type=float, default=9, help="start no pair after that")
-    parser.add_argument("--results", type=Path, help="JSON lines; pairs in it are not repeated")
+    parser.add_argument("--minutes", type=float, default=9, help="time limit for new pairs")
+    parser.add_argument("--results", type=Path, help="JSON lines; earlier pairs are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     rows, kept = read_rows(args.results), Lines(args.results)
@@ -53,12 +53,14 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Checks that no rank is named, and that no more differences are found than by chance."""
+    """Checks that no rank is named, and that few pairs of equal runs differ."""
     nobody = sum("named" not in row for row in rows)
     steps = sum(not row["step_changed"] for row in rows)
     all_equal = sum(not row["step_changed"] and not row["changed"] for row in rows)
     return [
-        of_all("clean runs on a busy machine in which no rank is named", nobody, len(rows), 40, 38),
+        of_all(
+            "clean runs, on a busy machine, in which no rank is named", nobody, len(rows), 40, 38
+        ),
         of_all("pairs of equal runs whose steps compare as equal", steps, len(rows), 40, 38),
         of_all(
             "pairs of equal runs whose steps, parts of steps and collectives all compare as equal",
@@ -87,7 +89,7 @@ def _pair(ranks: int) -> dict[str, Any]:
 
 
 def judge(runs: list[Path]) -> dict[str, Any]:
-    """Returns what the report names in the first run, and the comparison of both runs."""
+    """Returns the late rank that the first run's report names, and the comparison of the runs."""
     from commprof.analysis.compare import compare_runs
     from commprof.analysis.run import analyse_in_detail
 
@@ -110,7 +112,6 @@ def judge(runs: list[Path]) -> dict[str, Any]:
 
 
 def _trained(directory: Path, ranks: int) -> Path:
-    """Runs the job; returns the directory of its traces."""
     from commprof.launch.job import Job
     from tests.support.machines.ranks import run_module
 

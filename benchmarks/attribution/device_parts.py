@@ -1,20 +1,24 @@
-"""Compares the parts of a GPU's time with HolisticTraceAnalysis' and TraceLens' own figures.
+"""Compares how commprof, HolisticTraceAnalysis and TraceLens divide a GPU's time into parts.
 
     PYTHONPATH=. python benchmarks/attribution/device_parts.py ../shared/data/profiler_traces
     ... --others ENV/bin/python --results benchmarks/results/device_parts.json
 
-The folder holds recordings of torch.profiler: traces, archives of a job's traces, and tables
-``gpu_timeline.csv`` that TraceLens wrote. ENV is an environment with HolisticTraceAnalysis 0.5.0
-(and pandas 2) and TraceLens (github.com/AMD-AGI/TraceLens); a tool that is not installed in ENV is
-marked as missing. All times are between the first and the last kernel or copy of a rank's GPU.
+The folder contains recordings of torch.profiler: traces, and archives of a job's traces. It also
+contains tables ``gpu_timeline.csv`` that TraceLens wrote. ENV is an environment with
+HolisticTraceAnalysis 0.5.0, pandas 2 and TraceLens (github.com/AMD-AGI/TraceLens). A tool that is
+not installed in ENV is marked as missing. The time begins with the first kernel or copy of a rank's
+GPU, and ends with the last kernel or copy.
 
-The other tools divide the time by rules of their own. TraceLens counts fills of memory as compute.
-It counts communication as exposed while a copy within the GPU runs, and takes only kernels of NCCL,
-RCCL and some of vLLM for communication. HolisticTraceAnalysis takes only kernels whose names begin
-with "nccl" for communication, does not separate exposed communication from copies, and leaves out
-kernels whose launch was not recorded. So each figure is computed twice: as in commprof's reports,
-and by the rules of the tool. The exit code is 1 if both differ from the tool's figure by more than
-0.1 % of the time.
+The other tools divide the time by other rules:
+
+- TraceLens counts fills of memory as compute. It counts communication as exposed while a copy
+  within the GPU runs. Only kernels of NCCL, RCCL and parts of vLLM are communication.
+- For HolisticTraceAnalysis, only kernels whose names begin with "nccl" are communication. It does
+  not separate exposed communication from copies. It leaves out kernels whose launch was not
+  recorded.
+
+So each figure is computed twice, by commprof's rules and by the tool's rules. The exit code is 1 if
+both results differ from the tool's figure by more than 0.1 % of the time.
 """
 
 from __future__ import annotations
@@ -45,10 +49,10 @@ from commprof.trace.stretches import Stretches, outside, stretches
 HELPER = Path(__file__).parent / "other_device_parts.py"
 #: Largest allowed difference, in percent of the time from a GPU's first kernel or copy to its last.
 MOST_PERCENT = 0.1
-#: Categories of a GPU's events in a trace, and endings by which a launch's category is recognised.
+#: Categories of a GPU's events, and endings of the categories of launches.
 _CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("_runtime", "_driver")
-#: Patterns by which the tools recognise kernels of communication.
+#: The other tools' patterns for names of kernels.
 _TRACELENS = re.compile("rccl|nccl", re.IGNORECASE)
 _HTA_COMMUNICATION = re.compile(r"^nccl.*Kernel")
 _HTA_NO_COMPUTE = re.compile(r"(^nccl.*Kernel)|(.*(Memcpy)|(Memset))|(.*Sync)")
@@ -59,7 +63,7 @@ Parts = dict[str, float]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--others", help="Python of an environment with the other tools")
+    parser.add_argument("--others", help="Python interpreter with the other tools")
     parser.add_argument("--results", type=Path, help="JSON file for the figures")
     args = parser.parse_args()
     rows = []
@@ -75,7 +79,7 @@ def main() -> int:
 
 
 def _timeline(path: Path) -> Parts:
-    """Returns the totals that TraceLens wrote, in ms, without totals of recomputed kernels."""
+    """Returns TraceLens' totals in ms, without the rows of recomputed kernels."""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("is_recompute", "False") == "False"]
     ms = {row["type"]: float(row["time ms"]) for row in rows}
@@ -88,7 +92,6 @@ def _timeline(path: Path) -> Parts:
 
 
 def _traces(path: Path, room: Path) -> Iterator[tuple[str, Path]]:
-    """Yields name and file of each trace in a file or archive."""
     if not path.name.endswith(".tar.gz"):
         yield path.name.removesuffix(".json.gz"), path
         return
@@ -121,7 +124,7 @@ def _row(name: str, path: Path, python: str | None, timelines: list[Parts]) -> d
 
 
 def ours(path: Path) -> Parts:
-    """Returns the parts of a GPU's time in ms, as reports show them for a step."""
+    """Returns commprof's parts of a GPU's time, in ms."""
     found = read_recording(path)
     assert found is not None
     (trace,) = found.traces.values()
@@ -139,7 +142,7 @@ def ours(path: Path) -> Parts:
 
 
 def by_their_rules(path: Path) -> dict[str, Parts]:
-    """Returns, by tool, the parts in ms that the tool's rules give for the events of a trace."""
+    """Returns the parts of a GPU's time by the rules of each tool, in ms."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     whole = [e for e in events if e.get("ph") == "X"]
     launched = {_correlation(e) for e in whole if str(e.get("cat")).endswith(_LAUNCHES)}
@@ -148,7 +151,7 @@ def by_their_rules(path: Path) -> dict[str, Parts]:
     found = {"tracelens": _by_rules(kernels, _TRACELENS.search), "hta": {}, "csv": {}}
     named = _by_rules(known, _HTA_COMMUNICATION.match)
     busy = named["span"] - named["idle"]
-    # HTA's compute leaves out fills and kernels whose names match ``_HTA_NO_COMPUTE``.
+    # For HTA, events whose names match ``_HTA_NO_COMPUTE`` are not compute.
     found["hta"] = {
         **{"compute": named["kernels"], "other": busy - named["kernels"]},
         **{name: named[name] for name in ("idle", "span")},
@@ -195,7 +198,7 @@ def _ms(some: Stretches) -> float:
 
 
 def _theirs(row: Mapping[str, Any]) -> dict[str, Parts]:
-    """Returns the other tools' own figures, by tool."""
+    """Returns the figures of the other tools, by tool."""
     found: dict[str, Parts] = {}
     if (lens := row.get("tracelens")) is not None:
         names = ("computation", "exposed_comm", "exposed_memcpy", "idle")
@@ -218,7 +221,7 @@ def _worst(ours: Parts, theirs: Parts, span_ms: float) -> float:
 
 
 def _differences(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """Yields each tool with its largest difference by commprof's rules, and by the tool's rules."""
+    """Yields a tool, its difference by commprof's rules, and its difference by the tool's rules."""
     own = dict(row["commprof"])
     own["other"] = own["exposed"] + own["copies"]
     for tool, parts in _theirs(row).items():
@@ -227,7 +230,7 @@ def _differences(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns a table in Markdown: commprof's parts beside the other tools' parts, in ms."""
+    """Returns a Markdown table with the parts of commprof and of the other tools, in ms."""
     lines = [
         "| recording | time | compute | exposed | copies | idle | TraceLens | HTA | differ |",
         "| --- " * 9 + "|",
@@ -243,7 +246,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             + (
                 f"{ours:.2f} %"
                 if ours <= MOST_PERCENT
-                else f"{ours:.2f} %, by its rules {by:.2f} %"
+                else f"{ours:.2f} %, by the tool's rules {by:.2f} %"
             )
             for tool, ours, by in _differences(row)
             if tool != "csv"
@@ -257,13 +260,13 @@ _NAMES = {"tracelens": "TraceLens", "hta": "HTA", "csv": "gpu_timeline.csv"}
 
 
 def demands(figures: Mapping[str, Any]) -> list[Demand]:
-    """Checks the demands on each recording's parts, compared with the other tools' parts."""
+    """Checks that commprof and the other tools agree on the parts of each recording."""
     found = []
     for row in figures["rows"]:
         for tool, ours, by_rules in _differences(row):
             by_own = ours <= MOST_PERCENT
             what = f"parts of {row['recording']} beside those of {_NAMES[tool]}"
-            what += ", by the same rules" if by_own else ", by its rules"
+            what += ", by commprof's rules" if by_own else ", by the tool's rules"
             value = ours if by_own else by_rules
             found.append(at_most(what, value, MOST_PERCENT, " % of the time", form=".4f"))
     return found
@@ -272,12 +275,13 @@ def demands(figures: Mapping[str, Any]) -> list[Demand]:
 def beside(path: Path) -> str:
     """Returns the table of a results file, with its legend."""
     legend = (
-        "Times in ms from a GPU's first kernel or copy to its last. TraceLens: computation, "
-        "exposed communication, exposed copies, idle. HTA: compute, all else that ran, idle. "
-        "differ: largest difference of a part in percent of the time; if it is above 0.1 %, also "
-        "the largest difference if commprof applies the tool's rules. By these, TraceLens counts "
-        "fills of memory as compute, counts communication as exposed while a copy runs, and does "
-        "not know all kernels of vLLM; HTA leaves out kernels whose launch was not recorded, and "
+        "All times are in ms. A GPU's time goes from the first kernel or copy to the last. The "
+        "column TraceLens shows computation, exposed communication, exposed copies and idle time. "
+        "The column HTA shows compute, all other work, and idle time. The last column shows the "
+        "largest difference of a part, in percent of the time. If the difference is above 0.1 %, "
+        "the column also shows the largest difference by the tool's rules. TraceLens counts fills "
+        "of memory as compute, counts communication as exposed while a copy runs, and does not "
+        "know all kernels of vLLM. HTA leaves out kernels whose launch was not recorded, and "
         "counts only NCCL's kernels as communication."
     )
     return f"{legend}\n\n{table(read_json(path)['rows'])}"

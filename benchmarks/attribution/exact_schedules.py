@@ -1,15 +1,15 @@
-"""Tests if a late rank, its phase and the cost of its lateness are right in exact schedules.
+"""Tests if the report finds late ranks, their phases and their costs in simulated schedules.
 
     PYTHONPATH=. python benchmarks/attribution/exact_schedules.py --late 500 --clean 200
         --in-turn 50 --results exact_schedules.jsonl
 
-Each schedule is drawn from its seed and simulated: DDP, asynchronous all-reduces, FSDP2, tensor
-times data parallel groups, or a pipeline, with 2 to 1,024 ranks on one to four hosts with clocks of
-their own, and noise in every time. One rank is late by 0.2 to 3 times its backward pass, in any
-phase or by a pause of its process; in a fifth of the schedules a second rank is also late, by a
-quarter of that time. If two ranks are late in turn, one of them may cause most of the waiting, and
-naming this rank is then right. All waits and their causes are known from the schedule. Schedules in
-the results file are not repeated. Prints a line per demand, and exits with 1 if one is not met.
+Each schedule is drawn from a seed and simulated: DDP, asynchronous all-reduces, FSDP2, tensor and
+data parallel groups, or a pipeline. It has 2 to 1,024 ranks on one to four hosts. Each host has a
+clock of its own, and all times contain noise. One rank is late by 0.2 to 3 times its backward pass,
+in any phase or by a pause of its process. In a fifth of the schedules a second rank is late by a
+quarter of the first rank's delay. All waits and their causes are known from the schedule. Schedules
+in the results file are not repeated. Prints a line per demand, and exits with 1 if a demand is not
+met.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CLEAN, SILENT = 200, 198
 #: Number of schedules with two ranks that are late in turn, and least number in which the report is
 #: right.
 IN_TURN, RIGHT_IN_TURN = 50, 49
-#: It is right to name one of two ranks that are late in turn if it caused at least this share of
-#: all waiting. The analysis demands the same share before it names a rank.
+#: If two ranks are late in turn, the report may name a rank that caused at least this share of all
+#: waiting. The analysis names no rank with a smaller share.
 LEAST_SHARE = 0.6
 #: Largest allowed error of a cost, in percent of the step.
 MOST_OF_STEP = 1.0
@@ -44,16 +44,16 @@ MOST_OF_STEP = 1.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--late", type=int, default=LATE, help="schedules with a late rank")
-    parser.add_argument("--clean", type=int, default=CLEAN, help="schedules without one")
+    parser.add_argument("--clean", type=int, default=CLEAN, help="clean schedules")
     parser.add_argument(
         "--in-turn", type=int, default=IN_TURN, help="schedules with two ranks late in turn"
     )
     parser.add_argument(
         "--most-ranks", type=int, default=1024, help="largest number of ranks of a schedule"
     )
-    parser.add_argument("--minutes", type=float, default=60, help="start no schedule after that")
+    parser.add_argument("--minutes", type=float, default=60, help="time limit for new schedules")
     parser.add_argument(
-        "--results", type=Path, help="JSON lines; schedules in it are not run again"
+        "--results", type=Path, help="JSON lines; earlier schedules are not repeated"
     )
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
@@ -81,17 +81,23 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
     if late:
         right = [r for r in late if r["named"] == r["rank"]]
         phases = [r for r in right if r["named cause"] == r["cause"]]
-        found.append(of_all("late rank right", len(right), len(late), LATE))
+        found.append(of_all("schedules whose late rank is named", len(right), len(late), LATE))
         found.append(
-            of_all("late rank and phase right", len(phases), len(late), LATE, RIGHT_PHASES)
+            of_all(
+                "schedules whose late rank and phase are named",
+                len(phases),
+                len(late),
+                LATE,
+                RIGHT_PHASES,
+            )
         )
     if clean:
         silent = sum(r["named"] is None for r in clean)
-        what = "no rank named in clean schedules"
+        what = "clean schedules in which no rank is named"
         found.append(of_all(what, silent, len(clean), CLEAN, SILENT))
     if in_turn:
         right = [r for r in in_turn if _is_true(r)]
-        what = "two ranks late in turn: none named, or the one that caused most of the waiting"
+        what = "two ranks late in turn: no rank is named, or a rank that caused most of the waiting"
         found.append(of_all(what, len(right), len(in_turn), IN_TURN, RIGHT_IN_TURN))
     if rows:
         for name in ("cost", "wait", "transfer"):
@@ -138,10 +144,7 @@ def _hosts(of: Drawn) -> int:
 
 
 def _passes(of: Drawn) -> float | None:
-    """Returns the first late rank's mean delay, as a multiple of a backward pass's time.
-
-    None if no rank is late.
-    """
+    """Returns the first late rank's mean delay in backward passes; None if no rank is late."""
     if not of.late:
         return None
     extra_ns = of.late[0].extra_ns
@@ -149,7 +152,6 @@ def _passes(of: Drawn) -> float | None:
 
 
 def _print_wrong(rows: list[dict[str, Any]]) -> None:
-    """Prints the schedules whose rank or cause is wrong."""
     for row in rows:
         expected = (row["rank"], row["cause"]) if row["kind"] == "late" else (None, None)
         if row["kind"] == "in turn" and _is_true(row):

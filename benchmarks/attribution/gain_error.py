@@ -1,21 +1,24 @@
-"""Tests if a step without a rank's delay is as much shorter as the report predicts.
+"""Tests how well the report predicts the step without the delay of a late rank.
 
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
-Two ranks train a DDP model that computes all the time, each on its own core. The steps are divided
+Two ranks train a DDP model that always computes, each rank on its own core. The steps are divided
 into blocks of four. In one of every two blocks, chosen at random, one rank is late in each step: it
-sleeps or multiplies further matrices in one phase, for 0.1 to 0.8 steps, so the mean step is up to
-40 % longer. Steps with and without the delay are therefore at most eight steps apart, so a machine
-that becomes slower slows both kinds of steps. The report predicts the mean step if that rank were
-as fast as the other. The truth is the mean of the steps without the delay, from the same trace; a
-step right after a late step is left out, because it may begin late. Stalled steps are left out too,
-as in the report. Every eight steps, after a barrier, the ranks swap cores. Steps right after a swap
-take longer. Both means have the same share of these steps, because swaps are in the middle of
-blocks. There are 50 jobs with a delay, and 10 jobs without a delay as control; the error of the
-control is the noise of the comparison. ``--rounds`` runs each job several times, and takes the
-means; runs that are already in the results file count. On a machine with many cores, ``taskset -c
-2,3 ... --part 1/6`` runs every sixth job; the files of all parts can be joined. Prints a line per
-demand; the exit code is 1 if one is not met.
+sleeps or multiplies further matrices in one phase, for 0.1 to 0.8 steps. Steps with and without the
+delay alternate so fast that a machine that becomes slower slows both kinds.
+
+The report predicts the mean step if the late rank were as fast as the other rank. The true value is
+the mean of the steps without the delay, from the same trace. A step right after a late step is left
+out, because it may begin late. Stalled steps are left out too, as in the report.
+
+Every eight steps, after a barrier, the ranks swap cores. Steps right after a swap take longer.
+Swaps are in the middle of blocks, so that steps with and without the delay are affected alike.
+
+There are 50 jobs with a delay, and 10 control jobs without a delay. The error in the control jobs
+is the noise of the comparison. ``--rounds`` runs each job several times and takes the mean. Runs in
+the results file count. On a machine with many cores, ``taskset -c 2,3 ... --part 1/6`` runs every
+sixth job; the results files of all parts can be concatenated. Prints a line per demand. The exit
+code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -36,25 +39,24 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-#: Number of steps of a job, and of a block. A report replays all steps of so short a job, so that
-#: prediction and truth cover the same steps.
+#: Number of steps in a job, and in a block. The job is so short that the report replays all steps.
 STEPS, BLOCK_STEPS = 1000, 4
 PHASES = ("data", "forward", "backward", "optimizer")
 #: Shortest and longest delay, as fractions of a step without a delay.
 SHARES = (0.10, 0.80)
 #: Largest errors allowed, as fractions of the step.
 MEAN, WORST = 0.01, 0.03
-#: Number of jobs that one pair of processes runs; small, because ``run_module`` limits their time.
+#: Number of jobs that a pair of processes runs. ``run_module`` limits the time of the processes.
 _BATCH = 2
 _Rows = list[dict[str, Any]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
-    parser.add_argument("--minutes", type=float, default=90, help="start no batch after that")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of each job")
-    parser.add_argument("--part", default="0/1", help="K/N: jobs K, K + N, K + 2 N, ...")
+    parser.add_argument("--results", type=Path, help="JSON lines; earlier runs are not repeated")
+    parser.add_argument("--minutes", type=float, default=90, help="time limit for new batches")
+    parser.add_argument("--rounds", type=int, default=1, help="number of runs of each job")
+    parser.add_argument("--part", default="0/1", help="K/N: only jobs K, K + N, K + 2 N, ...")
     args = parser.parse_args()
     first, every = map(int, args.part.split("/"))
     end = time.monotonic() + 60 * args.minutes
@@ -74,7 +76,7 @@ def main() -> int:
 
 
 def demands(rows: _Rows) -> list[Demand]:
-    """Checks the demands on the errors of all delays, and shows the errors of the control jobs."""
+    """Checks the demands on the errors of the predicted gains."""
     errors = np.abs(_errors([row for row in rows if row["delay_ms"]]))
     noise = np.abs(_errors([row for row in rows if not row["delay_ms"]]))
     if not len(errors):
@@ -96,7 +98,7 @@ def demands(rows: _Rows) -> list[Demand]:
 
 
 def _errors(rows: _Rows) -> list[float]:
-    """Returns the error of each job, computed from the mean steps of all its runs."""
+    """Returns each job's relative error, from the means over the job's runs."""
     by_job: dict[int, _Rows] = {}
     for row in rows:
         by_job.setdefault(row["seed"], []).append(row)
@@ -108,7 +110,7 @@ def _errors(rows: _Rows) -> list[float]:
 
 
 def _job(seed: int, step_ms: float) -> dict[str, Any]:
-    """Returns the job with this index; the last jobs are the control."""
+    """Returns job number ``seed``; the last jobs are the control jobs."""
     drawn = random.Random(seed)
     pairs = STEPS // (2 * BLOCK_STEPS)
     blocks = [is_late for _ in range(pairs) for is_late in drawn.sample((False, True), 2)]
@@ -137,7 +139,6 @@ def _run(jobs: list[dict[str, Any]]) -> _Rows:
 
 
 def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Returns a row with the predicted step, the mean step without the delay, and the error."""
     from commprof.analysis.replay.gains import gains
     from commprof.analysis.step.measured import measured_world, slowest_ns
     from commprof.analysis.step.stalls import stalled

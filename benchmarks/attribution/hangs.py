@@ -1,12 +1,12 @@
-"""Tests, in seeded tries, if and how soon a hanging rank is named, and if the job then continues.
+"""Tests if the watchdog soon names a hanging rank, and if the job continues afterwards.
 
     PYTHONPATH=. python benchmarks/attribution/hangs.py --tries 20 --results hangs.jsonl
 
-Each try trains the `timed` workload, which sleeps, on 2 to 8 ranks under the watchdog with a
-threshold of 2 s, stops one rank (SIGSTOP) at a moment drawn from the seed, waits until the watchdog
-has written the rank's stacks, and resumes the rank. An undisturbed run of as many ranks gives the
-expected result of the job. Every third try is in always-on mode. Tries in the results file are not
-repeated. The exit code is 1 if a demand is not met, or tries are missing.
+Each try trains the `timed` workload, which sleeps, on 2 to 8 ranks. The watchdog's threshold is
+2 s. The try stops one rank (SIGSTOP) at a moment drawn from the seed. When the watchdog has written
+the rank's stacks, the try resumes the rank. The expected result of the job comes from an
+undisturbed run with the same number of ranks. Every third try is in always-on mode. Tries in the
+results file are not repeated. The exit code is 1 if a demand is not met or tries are missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
-# The ranks import this file as their main module, so the parent's own imports are in functions.
+# The ranks import this file as their main module, so imports for the parent are in functions.
 
 TRIES = 20
 SOON_S = 5.0
@@ -33,8 +33,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=TRIES)
     parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=8, help="start no try after that")
-    parser.add_argument("--results", type=Path, help="JSON lines; tries in it are not repeated")
+    parser.add_argument("--minutes", type=float, default=8, help="time limit for new tries")
+    parser.add_argument("--results", type=Path, help="JSON lines; earlier tries are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     wanted = [args.first_seed + number for number in range(args.tries)]
@@ -79,14 +79,14 @@ def _print(rows: list[dict[str, Any]]) -> None:
     late_s = [row["beyond_threshold_s"] for row in rows if row["beyond_threshold_s"] is not None]
     print(f"\n{len(rows)} tries:")
     before = sum(row["told_before_the_stop"] > 0 for row in rows)
-    print(f"  another hang reported before the stop:     {before}")
+    print(f"  reported another hang before the stop:     {before}")
     if late_s:
         worst = max(late_s)
         print(
             f"  from the threshold to the report: median {statistics.median(late_s):.2f} s, "
             f"at most {worst:.2f} s"
         )
-    print(f"  job continued to the expected result:      {sum(row['same_result'] for row in rows)}")
+    print(f"  ended with the expected result:            {sum(row['same_result'] for row in rows)}")
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:

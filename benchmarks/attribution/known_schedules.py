@@ -1,13 +1,12 @@
-"""Compares measured exposed time with a simulation of the known schedule on links of known rate.
+"""Compares measured exposed time with a simulation of the schedule, on links of known rate.
 
     PYTHONPATH=. python benchmarks/attribution/known_schedules.py --schedules 20
 
-The `timed` workload sleeps for known times and exchanges known bytes, one bucket per layer.
-Hosts are network namespaces with a rate limit, which needs root. The true exposed time comes from
-an event simulation of the schedule, which is arithmetic alone; the error is in percent of the step.
-A rank's lead over the last rank, according to the workload's own timestamps, is subtracted from its
-measured time. Schedules in the results file are not run again. The exit code is 1 if a demand is
-not met, or schedules are missing.
+The `timed` workload sleeps for known times and exchanges buckets of known size, one bucket per
+layer. Hosts are network namespaces with a rate limit, and need root. The true exposed time comes
+from a simulation of the schedule. Errors are in percent of the step. If a rank ends backward before
+the last rank, this lead is subtracted from the rank's measured time. Schedules in the results file
+are not run again. The exit code is 1 if a demand is not met or schedules are missing.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ MEDIAN, WORST = 1.0, 3.0
 STEPS, WARMUP = 12, 3
 BURST_KIB = 128
 DATA_MS, FORWARD_MS = 10.0, 2.0
-#: Range of link rates in Mbit/s by number of hosts; lower for more hosts, because all hosts share
-#: this machine's processor.
+#: Range of link rates in Mbit/s by number of hosts. More hosts have slower links, because all hosts
+#: share this machine's processor.
 RATES = {2: (150, 500), 3: (120, 350), 4: (100, 250)}
-#: Allowed range of the time that an all-reduce of all of a step's bytes takes on the link.
+#: Shortest and longest time in which the link may transfer the bytes of a step.
 TRANSFER_MS = (100, 450)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Time of each layer in backward and size of its gradient, in the order of backward."""
+    """A schedule; the values of layers are in the order of backward."""
 
     seed: int
     hosts: int
@@ -83,7 +82,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """Draws 2 to 6 layers of 0.5 to 6 MB.
+    """Draws a schedule with 2 to 6 layers of 0.5 to 6 MB.
 
     Backward takes about 0.2 to 1.2 times as long as the exchange of all gradients.
     """
@@ -103,10 +102,10 @@ def draw(seed: int) -> Schedule:
 
 
 def measure(schedule: Schedule) -> tuple[float, float, float]:
-    """Returns medians over ranks and steps in seconds: exposed time minus lead, lead, and step.
+    """Returns three medians in seconds: exposed time minus lead, lead, and step.
 
-    A rank's lead is the time by which it ended backward before the last rank, according to the
-    workload's own timestamps: late wake-ups delay other ranks, but are not part of the schedule.
+    A rank's lead is the time from its end of backward to the last rank's end of backward. Leads
+    come from late wake-ups, which are not part of the schedule.
     """
     with (
         tempfile.TemporaryDirectory(prefix="commprof-known-") as directory,
@@ -140,9 +139,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedules", type=int, default=SCHEDULES)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=10, help="start no schedule after that")
+    parser.add_argument("--minutes", type=float, default=10, help="time limit for new schedules")
     parser.add_argument(
-        "--results", type=Path, help="JSON lines; schedules in it are not run again"
+        "--results", type=Path, help="JSON lines; earlier schedules are not repeated"
     )
     args = parser.parse_args()
     if reason := netns.unavailable():

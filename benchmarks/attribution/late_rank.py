@@ -1,13 +1,13 @@
-"""Tests if a late rank is named, with the phase that makes it late, in seeded runs.
+"""Tests if the report names a late rank and the phase in which the rank is late.
 
     PYTHONPATH=. python benchmarks/attribution/late_rank.py --late 50 --clean 50
         --results late_rank.jsonl
 
-Each run trains the `timed` workload, which sleeps, so that 8 ranks fit on 2 cores. Half of the
-runs have a late rank: the number of ranks (2 to 8), the late rank, the phase that it lengthens and
-the delay (5 to 50 ms) are drawn from the seed. In some runs its process is stopped for this time
-instead, and the report must name a host pause. Runs in the results file are not repeated. Prints a
-line per demand, and exits with 1 if one is not met.
+Each run trains the `timed` workload, which sleeps, so 8 ranks fit on 2 cores. Half of the runs have
+a late rank. The number of ranks (2 to 8), the late rank, the phase and the delay (5 to 50 ms) are
+drawn from the seed. In some runs the process of the late rank is stopped, and the report must name
+a host pause. Runs in the results file are not repeated. Prints a line per demand, and exits with 1
+if a demand is not met.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
-# The ranks import this file as their main module, so slow imports that only the parent needs are
-# inside functions.
+# The ranks import this file as their main module, so imports for the parent are in functions.
 
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-#: Number of runs with a late rank, and of clean runs; and least number of each kind in which the
-#: answer is right: the late rank is named with its phase, or no rank is named in a clean run.
+#: Number of late and of clean runs. In LEAST late runs the phase must be right, and in LEAST clean
+#: runs no rank may be named.
 WANTED, LEAST = 50, 48
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--late", type=int, default=50, help="runs with a late rank")
-    parser.add_argument("--clean", type=int, default=50, help="runs without one")
+    parser.add_argument("--clean", type=int, default=50, help="clean runs")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=12, help="start no run after that")
-    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
+    parser.add_argument("--minutes", type=float, default=12, help="time limit for new runs")
+    parser.add_argument("--results", type=Path, help="JSON lines; earlier runs are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     wanted = [(True, args.first_seed + i) for i in range(args.late)]
@@ -58,7 +57,7 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Checks the demands: late rank and phase are named, and in clean runs no rank is named."""
+    """Checks that late ranks and their phases are named, and that clean runs name no rank."""
     late = [row for row in rows if row["late"]]
     clean = [row for row in rows if not row["late"]]
     named = [row for row in late if row.get("named") == row["rank"]]

@@ -1,13 +1,13 @@
-"""Tests in simulated rings if NCCL's transfers are split correctly, and a slow link is named.
+"""Tests if NCCL's transfers are divided correctly and a slow link is named, in simulated rings.
 
     PYTHONPATH=. python benchmarks/attribution/nccl_links.py --results nccl_links.jsonl
 
-Each run plays the calls of 64 ranks to the profiler plugin of NCCL: all-reduces in a ring, with a
-clock that only the run moves. On each link, a send takes some time in the network, waits some time
-for the peer, and some time for the GPU; these times differ from link to link, and one link takes
-four times as long in the network. The report must give each part, the kernels' waits and their
-transfer within 1 %, and name the slow link by its two ends. Runs in the results file are not
-repeated. Prints a line per demand, and exits with 1 if one is not met.
+Each run calls NCCL's profiler plugin as 64 ranks in a ring of all-reduces do, with a simulated
+clock. On each link, a send spends some time in the network, some time waiting for the peer, and
+some time waiting for the GPU. These times differ between links, and one link takes four times as
+long in the network. The report must give all times within 1 %, and name the slow link by its two
+ends. Runs in the results file are not repeated. Prints a line per demand, and exits with 1 if a
+demand is not met.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RANKS, RUNS, MOST_PERCENT = 64, 20, 1.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--minutes", type=float, default=5, help="start no run after that")
-    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
+    parser.add_argument("--minutes", type=float, default=5, help="time limit for new runs")
+    parser.add_argument("--results", type=Path, help="JSON lines; earlier runs are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     rows, kept = read_rows(args.results), Lines(args.results)
@@ -44,15 +44,15 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Checks the demands: each part's error is small, and the slow link alone is named."""
+    """Checks that all errors are small, and that only the slow link is named."""
     if not rows:
         return []
     named = sum(row["named"] == [row["slow"]] for row in rows)
     worst = max(row["largest_error_percent"] for row in rows)
-    what = "largest relative error of a network, peer, GPU, wait or transfer time; 64 ranks"
+    what = "largest relative error of network, peer, GPU, wait and transfer times of 64 ranks"
     return [
         at_most(what, worst, MOST_PERCENT, " %", form=".4f"),
-        of_all("slow link named by its two ends, and no other", named, len(rows), RUNS),
+        of_all("only the slow link is named, by its two ends", named, len(rows), RUNS),
     ]
 
 

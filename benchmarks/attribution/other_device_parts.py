@@ -1,7 +1,7 @@
 """Prints the parts of a GPU's time that HolisticTraceAnalysis and TraceLens find in one trace.
 
-``device_parts.py`` runs this file with a Python that has both tools. Prints a JSON object
-with the times in ms by tool; a tool that cannot be imported is left out.
+``device_parts.py`` runs this file with a Python that has both tools. The output is a JSON object
+with the times in ms by tool. A tool that cannot be imported is left out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Removes random parts of recordings; counts commprof's statements that rest on a removed part.
+"""Removes random parts of recordings, and counts statements that whole recordings contradict.
 
     PYTHONPATH=. python benchmarks/attribution/removals.py --recordings 10000
 
-The recordings are commprof's own traces and torch.profiler's files with and without a device, of
-random jobs of 2 to 4 ranks; see ``tests/support/builders/removals.py``. Nothing is timed, so the
-results are the same on every machine. The exit code is 1 if any statement rests on a removed part.
+The recordings are of random jobs of 2 to 4 ranks: commprof's own traces, and torch.profiler's files
+with and without a device. ``tests/support/builders/removals.py`` has the rules for statements. The
+results do not depend on the machine. The exit code is 1 if a statement breaks a rule.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ RECORDINGS = 10_000
 
 
 def demands(supported: int, tried: int, wanted: int) -> list[Demand]:
-    """Returns the demand: no statement about any recording rests on a removed part.
+    """Returns the demand that the whole recordings support all statements.
 
     Args:
-        supported: number of recordings with no statement that rests on a removed part.
+        supported: number of recordings whose statements are all supported.
         tried: number of recordings that were made.
-        wanted: number of recordings that were asked for.
+        wanted: number of recordings that must be made.
     """
     return [
         of_all(
-            "recordings about which no statement of commprof rests on a removed part",
+            "recordings with removed parts whose statements the whole recording supports",
             supported,
             tried,
             wanted,
@@ -42,7 +42,7 @@ def demands(supported: int, tried: int, wanted: int) -> list[Demand]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Makes the recordings; prints each kind of statement that rests on a removed part."""
+    """Makes the recordings, and prints each kind of unsupported statement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--recordings", type=int, default=RECORDINGS)
     parser.add_argument("--first", type=int, default=0, help="seed of the first recording")

@@ -1,30 +1,25 @@
-"""Compares commprof with torch.profiler on jobs that both record at once.
+"""Compares commprof's and torch.profiler's recordings of the same jobs.
 
     PYTHONPATH=. python benchmarks/attribution/two_instruments.py [--backend nccl]
         [--results two_instruments.jsonl]
 
-Seven workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives during operators, DDP,
-FSDP2, tensor parallelism, pipelines with data parallelism (4 ranks only), and DDP with PowerSGD,
-whose hook issues collectives on gloo's threads, which torch.profiler then records too. Both
-recordings go through the same analysis. Prints per rank the mean step, and how much longer exposed
-time and waiting are according to torch.profiler: median over the steps, in % of the step. In
-addition it prints how long waits lasted after their collective was done, as commprof recorded it,
-and how long the thread was runnable without a core, as the kernel counted it; neither recording
-uses that count. Then it prints a line per demand: the same collectives on each rank, each group and
-size equal or unknown, and exposed time within 1 % of the step. Exits with 1 if a demand is not met.
+Seven workloads run over gloo, on 2 and on 4 ranks. Both recordings of a job go through the same
+analysis. Exposed time may differ by 1 % of the step. Both recordings must have the same collectives
+on each rank, and groups and sizes must be equal or unknown. The script prints for each rank how the
+recordings differ, and how long the rank's thread lacked a core. Then it prints a line per demand.
+It exits with 1 if a demand is not met.
 
-A rank without a core of its own stands still after its collective is done. commprof sees this,
-because the wait does not return. torch.profiler's file shows it only if the thread takes longer
-than usual. With more ranks than cores, operators therefore sleep, and tensors are small, as if each
-rank computed on a device. With ``--crowded`` operators always compute, and compete for the cores;
-with ``--rested`` they always sleep, for a machine that others use.
+If a rank lacks a core when its collective is done, its wait returns late. commprof records this
+delay, but torch.profiler often does not. So with more ranks than cores, operators sleep, and
+tensors are small. With ``--crowded`` operators always compute. With ``--rested`` operators always
+sleep, which suits a machine that others use.
 
-With ``--results`` each measurement is added to a file. If a row was measured several times, only
-one measurement counts: that in which ranks lacked a core for the smallest part of the step.
+With ``--results`` each measurement is added to a file. Of several measurements of a job, only the
+one with the shortest time without a core counts.
 
-With ``--backend nccl`` the ranks share the first GPU, and NCCL connects them by sockets, as if they
-were on two hosts. Here torch.profiler measures each kernel of NCCL, so the kernels' ends are
-compared one by one.
+With ``--backend nccl`` the ranks share the first GPU, and NCCL connects the ranks by sockets, as if
+they were on two hosts. torch.profiler measures each kernel of NCCL, so the ends of the kernels are
+compared too.
 """
 
 from __future__ import annotations
@@ -58,12 +53,12 @@ from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import OPS
 
-#: One measurement: figures by name.
+#: The figures of a measurement, by name.
 Row = dict[str, Any]
 
 RANK_SCRIPT = Path(__file__).parents[1] / "ranks/two_instruments_rank.py"
 WORKLOADS = (*("alone", "beside", "ddp", "fsdp2", "tensor_parallel", "pipeline_data", "powersgd"),)
-#: Workloads that run on one number of ranks only, and workloads that run on gloo only.
+#: Workloads that need a certain number of ranks, and workloads that need gloo.
 _ONLY = {"pipeline_data": 4}
 _ON_GLOO = WORKLOADS[3:]
 #: Largest allowed difference, in percent of the step.
@@ -95,8 +90,7 @@ def main() -> int:
 def demands(rows: list[Row]) -> list[Demand]:
     """Checks the demands on each combination of workload, ranks, backend and torch.
 
-    Of several measurements, that in which ranks lacked a core for the smallest part of the step
-    counts.
+    Of several measurements, only the one with the shortest time without a core counts.
     """
     of_row: dict[tuple[str, ...], Row] = {}
     for row in rows:
@@ -143,11 +137,11 @@ def _compared(workload: str, ranks: int, rests: bool, backend: str) -> Row:
     lacked = 100 * np.median(lacked_ms, axis=1) / step_ms
     for rank in range(ranks):
         print(
-            f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms; by torch.profiler, exposed time is "
-            f"{more['exposed'][rank]:+.2f} % and waiting {more['wait'][rank]:+.2f} % of the step "
-            f"longer; waits last {100 * np.median(stood[rank]) / step_ms[rank]:.2f} % of the step "
-            "longer than their collectives, and the thread lacks a core for "
-            f"{lacked[rank]:.2f} % of the step"
+            f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms; in percent of the step: "
+            f"torch.profiler has {more['exposed'][rank]:+.2f} % exposed time and "
+            f"{more['wait'][rank]:+.2f} % waiting, compared with commprof; waits continue for "
+            f"{100 * np.median(stood[rank]) / step_ms[rank]:.2f} % after the end of a collective; "
+            f"the thread lacks a core for {lacked[rank]:.2f} %"
         )
     return {
         **{"workload": workload, "ranks": ranks, "backend": backend, "torch": torch.__version__},
@@ -160,7 +154,6 @@ def _compared(workload: str, ranks: int, rests: bool, backend: str) -> Row:
 
 
 def _read(recorded: Path) -> WorldDetail:
-    """Returns a recording's steps."""
     _, details = analyse_in_detail(recorded)
     return details[0]
 
@@ -168,8 +161,8 @@ def _read(recorded: Path) -> WorldDetail:
 def _calls_apart(name: str, ours: Sequence[Path], theirs: Path) -> tuple[int, int]:
     """Returns the number of calls that one recording lacks, and the number of calls that differ.
 
-    A call in torch.profiler's recording differs if its group or its size is known, and commprof's
-    recording has no call of this operation with the same group, or the same size, on that rank.
+    A call of torch.profiler differs if commprof has no call of the operation with the same group,
+    or no call with the same size. Unknown groups and sizes do not count.
     """
     recording = read_recording(theirs)
     assert recording is not None
@@ -215,9 +208,9 @@ def _calls(trace: Trace) -> list[tuple[str, str | None, int | None]]:
 
 
 def _kernels_apart(ours: Path, theirs: Path) -> str:
-    """Returns by how many us NCCL's kernels differ between the recordings, in words.
+    """Returns a sentence about how NCCL's kernels differ between the recordings.
 
-    The median difference of their ends is subtracted, because the clocks differ.
+    The clocks differ, so the median difference of the kernels' ends is subtracted.
     """
     with gzip.open(theirs) as file:
         events = json.load(file)["traceEvents"]
@@ -248,7 +241,7 @@ def _kernels_apart(ours: Path, theirs: Path) -> str:
 
 
 def _stood_still_ms(trace: Path) -> npt.NDArray[np.float64]:
-    """Returns the time per step for which waits lasted after their collective was done."""
+    """Returns, for each step, how long waits lasted after their collective was done."""
     recorded = read_trace(trace)
     steps, waited = columns.steps(recorded), exposures_of(recorded)
     done_ns = columns.collectives(recorded).end_ns[waited.collective]

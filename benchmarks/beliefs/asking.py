@@ -1,11 +1,11 @@
-"""Tests beliefs, which are statements about torch, on one version of torch.
+"""Tests statements about torch, called beliefs, with one version of torch.
 
     PYTHON -m benchmarks.beliefs.asking [NAME ...]
 
 Needs only torch and the standard library, so that any interpreter that has torch can run it. Prints
-one JSON object: {"torch": version, "answers": {belief: what was seen}}. Every belief is tested in
-processes of its own, which are forked from this one and have a process group of gloo. An error, or
-a question that does not end in time, is an answer too.
+one JSON object: {"torch": version, "answers": {belief: answer}}. The question of a belief runs in
+new processes, which have a process group of gloo. If the question raises an error or takes too
+long, this fact is the answer.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ _COMMON = (
     *("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.pipelining"),
     *("torch.distributed.optim", "torch.distributed.checkpoint.state_dict"),
 )
-#: Factor of all time limits; set it above 1 on a busy machine. The first question with Inductor
-#: takes longest, because it compiles torch's headers.
+#: Factor of all time limits; above 1 for a busy machine.
 PATIENCE = float(os.environ.get("BELIEF_PATIENCE", "1"))
-#: Seconds after which a question counts as one that does not end.
+#: Time limit of a question.
 LONGEST_S = 90 * PATIENCE
 
 
@@ -58,13 +57,13 @@ class Belief:
     where: str
     """File of commprof that depends on the statement; empty if no file does."""
     ask: Callable[[], str]
-    """Runs on every rank, in an initialised process group, and returns what this rank saw."""
+    """Runs on every rank, and returns this rank's answer."""
     ranks: int
     environment: dict[str, str]
     starts_group: bool
     """False if ``ask`` makes the default process group itself."""
     only_from: tuple[int, int]
-    """First version of torch, as major and minor, that has the feature in question."""
+    """First version of torch (major, minor) that has the feature."""
 
     @property
     def line(self) -> str:
@@ -86,7 +85,7 @@ def belief(
     only_from: tuple[int, int] = (2, 0),
     **environment: str,
 ) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    """Makes a belief from a function that asks torch; see :class:`Belief` for the arguments."""
+    """Returns a decorator that makes a belief of a question; see :class:`Belief`."""
 
     def keep(ask: Callable[[], str]) -> Callable[[], str]:
         name, topic = ask.__name__, ask.__module__.rpartition(".")[2]
@@ -108,7 +107,7 @@ def beliefs() -> dict[str, Belief]:
 
 
 def counted(names: Iterable[str]) -> str:
-    """Says how often each name occurs, in order of first occurrence: "2 a, b", or "nothing"."""
+    """Returns how often each name occurs, such as "2 a, b"; "nothing" if there are no names."""
     counts = Counter(names)
     parts = (f"{count} {name}" if count > 1 else name for name, count in counts.items())
     return ", ".join(parts) or "nothing"
@@ -124,20 +123,20 @@ def _events(call: Callable[[], Any], prefix: str) -> list[str]:
 
 
 def operators(call: Callable[[], Any]) -> str:
-    """Says which of c10d's dispatcher operators a call issues on this thread."""
+    """Returns which c10d operators a call issues on this thread, and how often."""
     return counted(_events(call, "c10d::"))
 
 
 def ranges(call: Callable[[], Any]) -> str:
-    """Says which ranges gloo shows to torch.profiler during a call."""
+    """Returns which ranges of gloo torch.profiler records during a call, and how often."""
     return counted(_events(call, "gloo:"))
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """Says "works", or the type and the first line of the exception."""
+    """Returns "works", or the type and the first line of the exception."""
     try:
         call()
-    except BaseException as error:  # CheckpointException is a BaseException, but no Exception
+    except BaseException as error:  # CheckpointException does not derive from Exception
         return _named(error)
     return "works"
 
@@ -145,16 +144,15 @@ def outcome(call: Callable[[], Any]) -> str:
 def _named(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     text = lines[0].rpartition("] ")[2] if lines[0].startswith("[") else lines[0]
-    # the rest is the path where torch was built
+    # Removes paths of the machine on which torch was built.
     text = text.partition(' at "/')[0].partition(" with [/")[0]
     return f"{type(error).__name__}: {text[:80]}".rstrip(" :")
 
 
 def _answer(question: Belief, rank: int, store: str, results: Path) -> None:
-    """Answers one belief as one rank; runs in a forked process."""
+    """Writes this rank's answer to a file; runs in a forked process."""
     os.environ.update(question.environment)
-    # One thread to compute: gloo's threads also need a core, because they end the ranges that
-    # torch.profiler records.
+    # gloo's threads also need a core, because they end the ranges that torch.profiler records.
     torch.set_num_threads(1)
     dist.set_debug_level_from_env()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(question.ranks), LOCAL_RANK=str(rank))
@@ -168,12 +166,12 @@ def _answer(question: Belief, rank: int, store: str, results: Path) -> None:
         if os.environ.get("BELIEF_TRACEBACK"):
             traceback.print_exc()
     (results / str(rank)).write_text(told)
-    with suppress(Exception):  # other ranks may still need this rank
+    with suppress(Exception):  # other ranks may need this rank for their answers
         dist.barrier()
 
 
 def start_group(**options: Any) -> None:
-    """Makes the default process group of this question's ranks, over gloo by default."""
+    """Makes the default process group of the ranks; the default backend is gloo."""
     options = {"backend": "gloo", "timeout": timedelta(seconds=10 * PATIENCE), **options}
     dist.init_process_group(
         **options,
@@ -197,7 +195,7 @@ def _asked(question: Belief) -> str:
                         os.dup2(quiet, 2)
                     os.dup2(quiet, 1)
                     _answer(question, rank, f"{folder}/store", results)
-                os._exit(0)  # gloo's threads may still run
+                os._exit(0)  # without waiting for gloo's threads
             children.append(child)
         ended = _ends(children)
         told = {
@@ -214,7 +212,7 @@ def _asked(question: Belief) -> str:
 
 
 def _ends(children: list[int]) -> bool:
-    """Waits for processes. If some take too long, ends them and returns False."""
+    """Waits for the children; kills those that take too long, and then returns False."""
     until = time.monotonic() + LONGEST_S
     left = set(children)
     while left and time.monotonic() < until:
@@ -233,7 +231,7 @@ def version() -> tuple[int, int]:
 
 
 def main(names: list[str]) -> int:
-    """Asks all beliefs, or the named ones; a belief about a newer torch has the answer "-"."""
+    """Tests all beliefs, or the named ones; the answer "-" means that torch is too old."""
     every = beliefs()
     if unknown := set(names) - set(every):
         print(f"no belief is named {', '.join(sorted(unknown))}; names: {', '.join(every)}")
@@ -251,6 +249,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # The topics import this module under its own name, not as __main__, and add their beliefs to
-    # that copy.
+    # The topics add their beliefs to the copy of this module that is not called __main__.
     sys.exit(importlib.import_module("benchmarks.beliefs.asking").main(sys.argv[1:]))

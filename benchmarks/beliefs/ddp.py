@@ -30,7 +30,7 @@ def _pass(model: nn.Module, width: int = 64) -> None:
 
 
 def _settled(**options: Any) -> DistributedDataParallel:
-    """Returns a model of four layers, each with its own bucket, after DDP rebuilt its buckets."""
+    """Returns a model of four layers after DDP has rebuilt the buckets; each layer has a bucket."""
     model = DistributedDataParallel(_layers(), bucket_cap_mb=0.01, **options)
     for _ in range(3):
         _pass(model)
@@ -45,7 +45,7 @@ def _hook(note: Callable[[Any], object] = id, factor: float = 1.0) -> Callable[[
         work = dist.all_reduce(bucket.buffer().mul_(factor), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    # DDP refuses annotations that are text, as the annotations of this file are
+    # In this file annotations are text, and DDP refuses such annotations.
     hook.__annotations__.clear()
     return hook
 
@@ -69,7 +69,7 @@ def ddp_pass() -> str:
 
 
 @belief(
-    "find_unused_parameters adds one all-reduce, of the map of used parameters",
+    "find_unused_parameters adds one all-reduce, for the map of used parameters",
     "5 allreduce_",
     THEORY,
 )
@@ -99,7 +99,7 @@ def ddp_two_forwards() -> str:
     return operators(call)
 
 
-@belief("two forwards, then a backward of each, exchange twice", "8 allreduce_", THEORY)
+@belief("two forwards, and then two backwards, exchange twice", "8 allreduce_", THEORY)
 def ddp_two_backwards() -> str:
     model = _settled()
 
@@ -139,7 +139,7 @@ def ddp_inner_module_after_forward() -> str:
 
 
 @belief(
-    "backward inside no_sync exchanges nothing, whatever forward came before", "nothing", THEORY
+    "backward inside no_sync exchanges nothing, even after a forward outside", "nothing", THEORY
 )
 def ddp_no_sync_after_forward() -> str:
     model = _settled()
@@ -164,9 +164,7 @@ def ddp_no_sync_around_backward() -> str:
     return operators(call)
 
 
-@belief(
-    "no_sync around forward alone does not keep backward from exchanging", "4 allreduce_", THEORY
-)
+@belief("with no_sync around forward alone, backward exchanges gradients", "4 allreduce_", THEORY)
 def ddp_no_sync_around_forward() -> str:
     model = _settled()
 
@@ -364,7 +362,7 @@ def ddp_two_types() -> str:
 
 
 @belief(
-    "freezing a parameter after DDP was made ends in an error at the next forward",
+    "if a parameter is frozen after DDP was made, the next forward raises an error",
     "an error",
     THEORY,
 )
@@ -376,7 +374,7 @@ def ddp_frozen_later() -> str:
 
 
 @belief(
-    "without find_unused_parameters, the pass that does not use a parameter raises", "the same pass"
+    "without find_unused_parameters, a pass that leaves a parameter unused raises", "the same pass"
 )
 def ddp_unused() -> str:
     class Part(nn.Module):
@@ -480,7 +478,7 @@ def ddp_sparse() -> str:
 
 
 @belief(
-    "a reentrant checkpoint in a DDP model leaves the number of all-reduces as it is",
+    "a reentrant checkpoint in a DDP model does not change the number of all-reduces",
     "4 allreduce_",
     BUCKETS,
 )
@@ -504,7 +502,7 @@ def ddp_reentrant_checkpoint() -> str:
 
 
 @belief(
-    "two reentrant checkpoints in a DDP model leave the number of all-reduces as it is",
+    "two reentrant checkpoints in a DDP model do not change the number of all-reduces",
     "4 allreduce_",
     BUCKETS,
 )
@@ -527,7 +525,7 @@ def ddp_two_reentrant_checkpoints() -> str:
 
 
 def _large() -> DistributedDataParallel:
-    """Returns a model of four layers of 1 MiB, each with its own bucket, also when compiled."""
+    """Returns a model of four layers of 1 MiB; each layer has a bucket, even if compiled."""
     return DistributedDataParallel(_layers(4, 512), bucket_cap_mb=1)
 
 
@@ -546,7 +544,7 @@ def ddp_compiled_small_cap() -> str:
 
 
 @belief(
-    "a DDP model around a compiled module takes any bucket_cap_mb, since DDP is not compiled",
+    "a DDP model around a compiled module takes any bucket_cap_mb, because DDP is not compiled",
     "works",
     BUCKETS,
 )
@@ -565,7 +563,7 @@ def ddp_around_compiled() -> str:
     return operators(lambda: _pass(model, 512))
 
 
-@belief("no_sync holds in a compiled DDP model", "nothing", BUCKETS)
+@belief("no_sync also works in a compiled DDP model", "nothing", BUCKETS)
 def ddp_compiled_no_sync() -> str:
     inner = _large()
     model = torch.compile(inner, backend="aot_eager")

@@ -65,7 +65,7 @@ def functional_is_dropped() -> str:
     return str(torch._C._distributed_c10d._get_work_registry_size())
 
 
-@belief("a result that is only printed or looked at has been waited for", "4.0")
+@belief("before the values of a functional result are read, torch waits for the result", "4.0")
 def functional_is_read() -> str:
     result = functional.all_reduce(torch.full((4,), 2.0), "sum", dist.group.WORLD)
     return str(result.tolist()[0])
@@ -121,7 +121,7 @@ def compiled_all_reduce() -> str:
     return outcome(lambda: _compiled(call)(torch.ones(4)))
 
 
-@belief("compiled, dist.all_reduce still changes its argument in place", "2.0", SEEN)
+@belief("in a compiled function, dist.all_reduce changes its argument in place", "2.0", SEEN)
 def compiled_all_reduce_in_place() -> str:
     def call(tensor: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(tensor)
@@ -181,7 +181,7 @@ def compiled_operator() -> str:
 
 
 @belief(
-    "torch.compile of an FSDP2 layer leaves gathers and reduce-scatters as they are",
+    "torch.compile of an FSDP2 layer does not change gathers and reduce-scatters",
     "4 _allgather_base_, 2 _reduce_scatter_base_",
     SEEN,
 )

@@ -18,20 +18,20 @@ COMPLETION = "csrc/torch/capture/completion.cpp"
 HOST = "commprof/recordings/profiler_host.py"
 
 
-@belief("gloo's all-reduce knows ReduceOp.AVG", "works", "csrc/core/record.h")
+@belief("gloo's all-reduce supports ReduceOp.AVG", "works", "csrc/core/record.h")
 def gloo_averages() -> str:
     tensor = torch.full((4,), float(dist.get_rank()))
     return outcome(lambda: dist.all_reduce(tensor, dist.ReduceOp.AVG))
 
 
-@belief("reduce_scatter_tensor over gloo knows ReduceOp.AVG, as all_reduce does", "0.5")
+@belief("reduce_scatter_tensor over gloo supports ReduceOp.AVG, like all_reduce", "0.5")
 def gloo_reduce_scatter_averages() -> str:
     output, tensor = torch.zeros(2), torch.full((4,), float(dist.get_rank()))
     dist.reduce_scatter_tensor(output, tensor, dist.ReduceOp.AVG)
     return str(output[0].item())
 
 
-@belief("dist.reduce over gloo knows ReduceOp.AVG, as all_reduce does", "works")
+@belief("dist.reduce over gloo supports ReduceOp.AVG, like all_reduce", "works")
 def gloo_reduce_averages() -> str:
     tensor = torch.full((4,), float(dist.get_rank()))
     return outcome(lambda: dist.reduce(tensor, 0, dist.ReduceOp.AVG))
@@ -81,14 +81,14 @@ def gloo_reduces_bool() -> str:
     return told.partition(":")[0] if told != "works" else f"works: {tensor.tolist()}"
 
 
-@belief("float8 can be gathered over gloo, since that is moving bytes", "works")
+@belief("float8 can be gathered over gloo, because a gather only moves bytes", "works")
 def gloo_gathers_float8() -> str:
     tensor = torch.ones(4).to(torch.float8_e4m3fn)
     gathered = [torch.empty_like(tensor) for _ in range(2)]
     return outcome(lambda: dist.all_gather(gathered, tensor))
 
 
-@belief("float8 can be broadcast over gloo, since that is moving bytes", "works")
+@belief("float8 can be broadcast over gloo, because a broadcast only moves bytes", "works")
 def gloo_broadcasts_float8() -> str:
     tensor = torch.ones(4).to(torch.float8_e4m3fn)
     return outcome(lambda: dist.broadcast(tensor, 0))
@@ -156,7 +156,7 @@ def message_has_future() -> str:
     return told.partition(":")[0] if told != "works" else told
 
 
-@belief("every collective's Work of gloo has a future", "works", COMPLETION)
+@belief("over gloo, the Work of every collective has a future", "works", COMPLETION)
 def reduce_scatter_has_future() -> str:
     output, tensor = torch.zeros(2), torch.ones(4)
     work = dist.reduce_scatter_tensor(output, tensor, async_op=True)
@@ -269,7 +269,8 @@ def message_to_oneself() -> str:
 
 
 @belief(
-    "dist.all_reduce of a leaf that requires grad is refused, as in-place changes are", "refused"
+    "dist.all_reduce of a leaf that requires grad is refused, like other in-place changes",
+    "refused",
 )
 def leaf_is_reduced() -> str:
     leaf = torch.ones(2, requires_grad=True)
@@ -335,7 +336,7 @@ def range_of_any_source() -> str:
     return "gloo:recvAnySource" if seen in ("gloo:recvAnySource", "gloo:send") else seen
 
 
-@belief("20,000 all-reduces leave the process's memory as it is, within 4 MB", "so")
+@belief("20,000 all-reduces raise the process's memory by less than 4 MB", "so")
 def gloo_keeps_its_memory() -> str:
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -30,7 +30,7 @@ def new_group_exchanges() -> str:
 
 
 @belief(
-    "new_group waits for all ranks of the job, also for ranks outside of the group", "waits", WORLD
+    "new_group waits for all ranks of the job, even for ranks outside of the group", "waits", WORLD
 )
 def new_group_waits() -> str:
     dist.barrier()
@@ -58,7 +58,7 @@ def name_after_restart() -> str:
 
 
 @belief(
-    "after init_process_group() without a backend, get_backend() says gloo on a CPU machine",
+    "after init_process_group() without a backend, get_backend() returns gloo on a CPU machine",
     "gloo",
     GROUPS,
     starts_group=False,
@@ -80,7 +80,7 @@ def default_backend_of_object() -> str:
 
 
 @belief(
-    "the default group's description is default_pg, a new group's is empty",
+    "the default group's description is default_pg; a new group's description is empty",
     "default_pg, ''",
     GROUPS,
 )
@@ -132,7 +132,7 @@ def split_group() -> str:
 
 
 @belief(
-    "under DETAIL an all-reduce has further gloo ranges, for the comparison of the ranks' calls",
+    "under DETAIL an all-reduce has more gloo ranges, because the ranks compare their calls",
     "more",
     HOST,
     TORCH_DISTRIBUTED_DEBUG="DETAIL",
@@ -143,7 +143,7 @@ def detail_shows() -> str:
 
 
 @belief(
-    "under DETAIL the sequence number rises by one per call as well",
+    "under DETAIL the sequence number also rises by one per call",
     "+1",
     GROUPS,
     TORCH_DISTRIBUTED_DEBUG="DETAIL",
@@ -152,9 +152,7 @@ def number_under_detail() -> str:
     return _numbers(lambda: dist.all_reduce(torch.ones(2)))
 
 
-@belief(
-    "under DETAIL get_backend() still says gloo", "gloo", GROUPS, TORCH_DISTRIBUTED_DEBUG="DETAIL"
-)
+@belief("under DETAIL get_backend() returns gloo", "gloo", GROUPS, TORCH_DISTRIBUTED_DEBUG="DETAIL")
 def backend_under_detail() -> str:
     return f"{dist.get_backend()}"
 
@@ -206,7 +204,7 @@ def destroyed_object() -> str:
 
 
 @belief(
-    "a rank that is no member of a group does nothing in its collectives, without an error",
+    "on a rank outside a group, the group's collectives do nothing and raise no error",
     "nothing",
 )
 def not_a_member() -> str:
@@ -283,7 +281,7 @@ def _cost_of_a_group() -> str:
 
 
 @belief(
-    "in each process a group of gloo takes two threads, and a connection to each other rank",
+    "in each process a group of gloo takes two threads, and a connection for every other rank",
     "3 files, 2 threads",
     WORLD,
     ranks=4,
@@ -293,7 +291,7 @@ def cost_of_a_group() -> str:
 
 
 @belief(
-    "over two interfaces a group of gloo has the same two threads",
+    "a group of gloo that uses two interfaces also has two threads",
     "2 threads",
     "commprof/analysis/collectives/in_flight.py",
     GLOO_SOCKET_IFNAME="lo,lo",
@@ -302,7 +300,7 @@ def threads_of_two_interfaces() -> str:
     return _cost_of_a_group().partition(", ")[2]
 
 
-@belief("subgroups that are destroyed give back their files and threads", "so", GROUPS)
+@belief("destroying a subgroup frees the subgroup's files and threads", "so", GROUPS)
 def groups_are_given_back() -> str:
     before = (0, 0)
     for number in range(22):
@@ -316,7 +314,7 @@ def groups_are_given_back() -> str:
     return "so" if files <= 0 and threads <= 0 else f"{files} files, {threads} threads more"
 
 
-@belief("a destroyed subgroup's keys leave the job's store", "0 keys per group")
+@belief("destroying a subgroup removes its keys from the job's store", "0 keys per group")
 def keys_are_given_back() -> str:
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
@@ -324,7 +322,7 @@ def keys_are_given_back() -> str:
     dist.barrier()
     for _ in range(10):
         group = dist.new_group()
-        dist.barrier()  # else torch 2.15 may delete keys that other ranks still need
+        dist.barrier()  # without it, torch 2.15 may delete keys that other ranks need
         dist.destroy_process_group(group)
     dist.barrier()
     return f"{(store.num_keys() - before) / 10:g} keys per group"

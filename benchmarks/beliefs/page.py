@@ -1,4 +1,4 @@
-"""The page "What PyTorch really does", made from the answers."""
+"""Makes the page "What PyTorch really does" from the answers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ _TITLES = {
 }
 
 _BITS = "`test_the_hook_gives_the_bits_of_ddp_except_for_views_that_are_kept`; [trials](trials.md)"
-_THEORY = (
-    "`theory.broadcast_buffers` says when buffers are sent, by DDP's options; a test checks it"
-)
+_THEORY = "`theory.broadcast_buffers` tells when DDP sends buffers; a test checks this"
 _FINDING = "`findings/{}.sh`"
-#: By the belief's name: what a wrong guess changed in commprof.
+#: What a wrong guess changed in commprof, by the belief's name.
 _LED_TO = {
     "ddp_multiplies_kept_views": _BITS,
     "ddp_views_change_bits": _BITS + "; " + _FINDING.format("ddp_bucket_views_change_bits"),
-    "ddp_caps_change_bits": "from 3 ranks on, a trial undoes its steps with other buckets "
-    "than the script's (`Candidate.exact`)",
-    "gloo_sums_by_position": "from 3 ranks on, a trial undoes its steps with other buckets "
-    "than the script's (`Candidate.exact`)",
+    "ddp_caps_change_bits": "with 3 or more ranks, a trial undoes the steps whose buckets differ "
+    "from the script's (`Candidate.exact`)",
+    "gloo_sums_by_position": "with 3 or more ranks, a trial undoes the steps whose buckets differ "
+    "from the script's (`Candidate.exact`)",
     "ddp_buffers_in_no_sync": _THEORY,
     "ddp_broadcast_buffers_warns": _THEORY,
-    "ddp_no_sync_after_forward": "a trial's first step after a forward without its backward "
-    "exchanges twice, with the same gradients; "
+    "ddp_no_sync_after_forward": "after a forward without a backward, a trial's first step "
+    "exchanges twice, with equal gradients; "
     + _FINDING.format("ddp_forward_without_backward_undoes_no_sync"),
     "ddp_two_backwards": _FINDING.format("ddp_second_backward_is_local"),
     "ddp_second_backward": _FINDING.format("ddp_second_backward_is_local"),
@@ -42,9 +40,9 @@ _LED_TO = {
     + _FINDING.format("compile_refuses_small_ddp_buckets"),
     "ddp_around_compiled_small_cap": "the help of `--bucket-cap-mb` says so; "
     + _FINDING.format("compile_refuses_small_ddp_buckets"),
-    "default_backend": "the Python capture names the backend in use; a test checks it",
+    "default_backend": "the Python capture names the backend in use; a test checks this",
     "recorder_reduce_scatter": "for gloo, commprof takes a reduce-scatter's name from its stack; "
-    "a test checks it; " + _FINDING.format("flight_recorder_gloo_misses_messages"),
+    "a test checks this; " + _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_messages": _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_monitored_barrier": _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_json_keys": "[recordings](recordings.md#dumps-of-a-job-with-gloo) says so",
@@ -65,11 +63,11 @@ _LED_TO = {
 _HEAD = """\
 # What PyTorch really does
 
-Statements about PyTorch that an engineer of this field would make from memory. Parts of commprof
-rest on them. Each was written down first and then tried, with torch alone, over gloo on CPUs, on
-two ranks unless another number is given. `python benchmarks/torch_beliefs.py` tries them again with
-the installed torch, and with `--only NAME` only one of them. The questions are functions in
-`benchmarks/beliefs`. `--write` makes this page.
+This page lists statements about PyTorch that an engineer of this field would make from memory.
+Parts of commprof depend on these statements. Each statement was written down before it was tested.
+The tests use torch alone, over gloo on CPUs, on two ranks unless another number is given. `python
+benchmarks/torch_beliefs.py` repeats the tests with the installed torch; `--only NAME` repeats one
+test. The questions are functions in `benchmarks/beliefs`. `--write` makes this page.
 
 """
 
@@ -77,7 +75,7 @@ the installed torch, and with `--only NAME` only one of them. The questions are 
 def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     """Returns the page.
 
-    answers: for each version of torch, what was seen, by the name of the belief.
+    answers: for each version of torch, the answers by the name of the belief.
     """
     every, versions = beliefs(), sorted(answers, key=_order)
     asked = [one for one in every.values() if any(one.name in answers[v] for v in versions)]
@@ -87,11 +85,11 @@ def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     now = sum(_is_wrong(one, answers, [newest]) for one in asked)
     of_newest = sum(answers[newest].get(one.name, "-") != "-" for one in asked)
     counts = (
-        f"Of {len(asked)} statements, {len(wrong)} do not hold in at least one of the versions "
-        f"{', '.join(versions)}; of the {of_newest} that were tried with "
-        f"{newest}, {now} do not hold there. A dash means: not tried. The last column says what "
-        f"a wrong statement changed in commprof ({led} of them), or which file rests on it. Before "
-        "torch 2.13 Flight Recorder has no entries over gloo.\n"
+        f"{len(wrong)} of {len(asked)} statements are wrong in at least one of the versions "
+        f"{', '.join(versions)}. {of_newest} statements were tested with {newest}, and {now} of "
+        "these statements are wrong. A dash marks a statement that was not tested. The last column "
+        f"tells what a wrong statement changed in commprof ({led} statements), or which file "
+        "depends on the statement. Before torch 2.13 Flight Recorder has no entries over gloo.\n"
     )
     parts = [_HEAD, counts]
     for topic in TOPICS:

@@ -56,7 +56,7 @@ def recorder_number_after_message() -> str:
 
 
 @belief(
-    "ranks number the same collective alike, also if two of three exchanged a message before",
+    "a collective has the same number on all ranks, even after a message between two ranks",
     "alike",
     FLIGHT,
     ranks=3,
@@ -123,7 +123,7 @@ def recorder_json_top() -> str:
     return f"json lacks {', '.join(lacks) or 'none'}, adds {', '.join(more) or 'none'}"
 
 
-@belief("the JSON dump's pg_status has numbers, as the pickle's", "int", FLIGHT)
+@belief("the JSON dump's pg_status has numbers, like the pickle's pg_status", "int", FLIGHT)
 def recorder_json_status() -> str:
     dist.all_reduce(torch.ones(2))
     read = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
@@ -178,7 +178,7 @@ def recorder_all_gather_sizes() -> str:
     return str(_entries()[-1]["output_sizes"])
 
 
-@belief("the default group has one name in entries, pg_config and pg_status", "one", FLIGHT)
+@belief("the default group's name is the same in entries, pg_config and pg_status", "one", FLIGHT)
 def recorder_group_names() -> str:
     dist.all_reduce(torch.ones(2))
     dump = _pickled()
@@ -205,7 +205,7 @@ def _chrome(call: Any, **options: Any) -> dict[str, Any]:
 
 
 @belief(
-    "the exported trace has distributedInfo with rank and world size, also over gloo",
+    "the exported trace has distributedInfo with rank and world size, even over gloo",
     "rank and world_size",
     "commprof/recordings/profiler_rank.py",
 )
@@ -215,7 +215,7 @@ def profiler_distributed_info() -> str:
 
 
 @belief(
-    "distributedInfo lists the process groups (pg_config), also over gloo",
+    "distributedInfo lists the process groups (pg_config), even over gloo",
     "listed",
     "commprof/recordings/profiler_groups.py",
 )

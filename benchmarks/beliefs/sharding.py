@@ -47,7 +47,7 @@ def _reduce_scatters(model: nn.Module) -> list[dict[str, Any]]:
 
         return call
 
-    # name in torch up to 2.12, and name from 2.13 on
+    # The name up to torch 2.12, and the name from torch 2.13 on.
     for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
         if hasattr(dist, name):
             setattr(dist, name, noted(getattr(dist, name)))
@@ -77,7 +77,7 @@ def mesh_of_two_dimensions() -> str:
 
 
 @belief(
-    "a mesh over all ranks uses the default group, and makes none",
+    "a mesh over all ranks uses the default group, and makes no new group",
     "0",
     "csrc/torch/capture/process_groups.cpp",
 )
@@ -87,7 +87,7 @@ def mesh_of_all_ranks() -> str:
     return str(len(dist.distributed_c10d._world.pg_names) - before)
 
 
-@belief("distribute_tensor to Replicate exchanges nothing, as every rank has the tensor", "nothing")
+@belief("distribute_tensor to Replicate exchanges nothing: every rank has the tensor", "nothing")
 def distributed_replicated() -> str:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -236,7 +236,7 @@ def fsdp_reduce_type() -> str:
     return str(_reduce_scatters(model)[0]["input"].dtype)
 
 
-@belief("FSDP2 with reduce_dtype=fp16 reduces with AVG as well", "AVG", "csrc/core/record.h")
+@belief("FSDP2 with reduce_dtype=fp16 also reduces with AVG", "AVG", "csrc/core/record.h")
 def fsdp_reduces_fp16_with() -> str:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -263,7 +263,7 @@ def fsdp_frozen() -> str:
 
 
 @belief(
-    "FSDP2: the first pass exchanges as often as later ones",
+    "FSDP2: the first pass exchanges as often as later passes",
     "4 _allgather_base_, 2 _reduce_scatter_base_",
     SHARDED,
 )
@@ -481,7 +481,7 @@ def load_of_missing_key() -> str:
 
 
 @belief(
-    "FSDP2: a forward after optimizer.step() uses the new weights, whatever ran before",
+    "FSDP2: a forward after optimizer.step() always uses the new weights",
     "0.0",
     THEORY,
 )
@@ -501,7 +501,7 @@ def fsdp_forward_before_step() -> str:
 
 
 @belief(
-    "FSDP2: a training pass after validation exchanges as any other",
+    "FSDP2: a training pass after validation exchanges as often as other passes",
     "3 _allgather_base_, 2 _reduce_scatter_base_",
     SHARDED,
 )
@@ -587,7 +587,7 @@ def cached_plans() -> str:
     return "as many" if seen[0] == seen[1] else "fewer"
 
 
-@belief("async_save's collectives run over a group of its own", "another group", SEEN)
+@belief("async_save's collectives run over a separate group", "another group", SEEN)
 def async_save_group() -> str:
     from torch.distributed import checkpoint
 

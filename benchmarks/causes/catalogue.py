@@ -1,24 +1,24 @@
-"""Runs a small job with each mistake of docs/causes.md, and its healthy twin, on two ranks.
+"""Runs small jobs that each have one mistake of docs/causes.md, and runs their healthy twins.
 
     PYTHONPATH=. python benchmarks/causes/catalogue.py --results benchmarks/results/causes.jsonl
 
-Jobs are in ``benchmarks/causes/jobs``; ``FIXED=1`` makes the twin, with the fix applied. Each round
-runs the job and its twin one after the other with `commprof run`. The report of the job must name
-the cause on the first screen, and the report of the twin must name no cause.
+The jobs are in ``benchmarks/causes/jobs``. With ``FIXED=1`` a job runs without its mistake: this is
+the job's twin. Each round records the job and its twin with `commprof run`, on two ranks. The
+report of the job must name the cause on the first screen. The report of the twin must name no
+cause.
 
-In each round the job and its twin also run at the same time and take turns of ten steps, while the
-processes of the other one stand still. So both meet the same disturbances of the machine. The
-measured gain is the reduction of the mean step from the job's turns to the twin's. It is compared
-with the gain that the report predicts for the fix; the error is in percent of the job's step. The
-noise of the measured gain is its standard error over the pairs of turns, and only an error beyond
-this noise is judged. Jobs whose loop is not ``common.steps()`` take no turns: their gain is that of
-the recorded steps, and their noise that of an A/A control, which compares each script with its own
-repetition in the next round.
+Each round also starts the job and its twin together. They take turns of ten steps, so both meet the
+same disturbances of the machine. The measured gain is the reduction of the mean step from the job's
+turns to the twin's turns. It is compared with the gain that the report predicts for the fix. The
+error is in percent of the job's step. The noise of the measured gain is its standard error over the
+pairs of turns; only the error beyond the noise is judged.
 
-Sleeping jobs sleep where other jobs compute. Some of the computing jobs also rest, because on hosts
-with only one core per rank the threads of the exchanges take a core from compute. The processes are
-forks of one process that has imported torch, so all jobs together take about forty minutes. Jobs in
-the results file are not run again. The exit code is 1 if a demand is not met.
+A job whose loop is not ``common.steps()`` takes no turns. Its gain comes from the recorded steps,
+and its noise from an A/A control, which compares each script with its repetition in the next round.
+
+Some jobs sleep in place of compute. Some computing jobs also rest: on a host with one core per
+rank, the threads of the exchanges then get a core. All jobs together take about forty minutes. Jobs
+in the results file are not run again. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -120,16 +120,15 @@ JOBS = {
 }
 #: Options of `commprof run` that a job needs to show its cause.
 OPTIONS = {"weights_differ": ["--check-sync", "5"]}
-#: Demands: share of jobs' runs in which the report names the cause, share of runs of healthy twins
-#: (jobs with the fix applied) without a named cause, and mean error of the gains in percent.
+#: Demands: least share of jobs whose report names the cause, least share of twins whose report
+#: names no cause, and largest mean error of the gains in percent of the step.
 NAMED, SILENT, ERROR = 0.925, 0.975, 2.0
 _ROUNDS = 2
 _LIMIT_S = 180
 _RANKS = 2
-#: Steps of a turn, and turns of each script: job and twin take turns. The first turn is a warm-up.
+#: Steps of a turn, and turns of each script. The first turn is a warm-up.
 _TURN_STEPS, _TURNS = 10, 7
-#: Steps of a recorded run: a warm-up step, and then as many steps as in all turns. So work that a
-#: job does every tenth step takes the same share of the recorded steps as of the turns.
+#: Steps of a recorded run: a warm-up step, and then as many steps as in all turns.
 _STEPS = _TURNS * _TURN_STEPS + 1
 
 
@@ -154,7 +153,7 @@ def main() -> int:
 
 
 def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
-    """Runs a job and its twin (the fixed job) in turns; returns causes and steps of each run."""
+    """Runs a job and its twin (the fixed job); returns the causes and steps of all runs."""
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     turns: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -218,16 +217,13 @@ def _in_turns(job: str, directory: Path) -> list[tuple[float, float]]:
 
 
 def _pipe(path: Path) -> int:
-    """Makes a named pipe and opens both its ends, so that no process waits for another to open."""
+    """Makes a named pipe; opens both ends, because opening one end waits for the other end."""
     os.mkfifo(path)
     return os.open(path, os.O_RDWR)
 
 
 def _turn_ms(process: Forked, begins: Sequence[int], took: Sequence[int]) -> float:
-    """Lets a job run one turn; returns its mean step in ms, on the rank that took the longest.
-
-    The longest time counts, because work that one rank does alone at the end of a turn would make
-    the other ranks wait in the next step.
+    """Lets a job run one turn; returns the mean step of the slowest rank in ms.
 
     Raises:
         ChildProcessError: a rank did not end its turn.
@@ -248,13 +244,12 @@ def _environment(fixed: bool) -> dict[str, str]:
 
 
 def _words(job: str, directory: Path) -> list[str]:
-    """The command that records a job."""
+    """Returns the command that records a job."""
     run = ["-m", "commprof.run", "--nproc", str(_RANKS), *OPTIONS.get(job, [])]
     return [*run, "--output", str(directory), str(JOBS_FOLDER / f"{job}.py")]
 
 
 def _run(job: str, fixed: bool, directory: Path) -> dict[str, Any]:
-    """Runs one job under commprof; returns the causes and steps from its JSON result."""
     environment = {**_environment(fixed), "STEPS": str(_STEPS)}
     _called(_words(job, directory), environment, spare_count=_RANKS)
     report = ["-m", "commprof", "report", str(directory), "--format", "json"]
@@ -298,12 +293,12 @@ def won(row: dict[str, Any]) -> float:
 
 
 def _pairs_ms(row: dict[str, Any]) -> list[tuple[float, float]]:
-    """Mean step of the job and of its twin in ms, per pair of turns; without turns, per round."""
+    """Returns pairs of mean steps in ms (job, twin), from pairs of turns or from rounds."""
     return row.get("turns_ms") or list(zip(row["steps_ms"], row["twin_steps_ms"], strict=True))
 
 
 def error(row: dict[str, Any]) -> float:
-    """Difference between the reported and the measured gain, in percent of the step.
+    """Returns the difference between predicted and measured gain, in percent of the step.
 
     NaN if the report gave no gain.
     """
@@ -311,11 +306,9 @@ def error(row: dict[str, Any]) -> float:
 
 
 def noise(row: dict[str, Any]) -> float:
-    """Standard error of the measured gain, in percent of the step.
+    """Returns the standard error of the measured gain, in percent of the step.
 
-    It follows from how the pairs of turns differ. Without turns it follows from the A/A control,
-    which compares repetitions: runs of the same script differ by chance only. NaN if there was only
-    one round.
+    Without turns, the error comes from the differences between rounds; NaN if there was only one.
     """
     if "turns_ms" in row:
         steps_ms, twin_ms = np.array(row["turns_ms"]).T

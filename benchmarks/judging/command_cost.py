@@ -1,4 +1,4 @@
-"""Processor time and memory of a commprof command that is run from a given checkout."""
+"""Measures the processor time and the memory of a commprof command."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Program that runs a command, and writes the command's CPU time in s, largest resident set in KiB
-#: and exit code to the file descriptor in its first argument. A small process must start the
-#: command, because Linux counts the starting process's resident set in the command's largest one.
+#: Program that runs a command. It writes the command's CPU time in s, largest resident set in KiB
+#: and exit code to the file descriptor in its first argument. The program must be small, because
+#: Linux counts a parent's resident set in the child's largest resident set.
 _STARTER = """
 import json, os, subprocess, sys
 child = subprocess.Popen(sys.argv[2:])
@@ -42,10 +42,9 @@ class CommandCost:
 
 
 def command_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -> CommandCost:
-    """Runs ``commprof`` with the arguments in a process of its own; returns its cost.
+    """Runs a ``commprof`` command in a new process; returns the command's cost.
 
-    Python's compilation of the tree's modules is not measured: it is done beforehand, as by pip
-    when it installs commprof.
+    The modules are compiled before the measurement, as pip compiles modules.
 
     Args:
         tree: the checkout whose commprof runs; its modules must be built.
@@ -98,9 +97,9 @@ def median_cost(costs: Sequence[CommandCost]) -> CommandCost:
 
 
 def written_apart(write: Callable[[], int]) -> int:
-    """Calls a function that writes an input, in a process of its own; returns its result.
+    """Calls a function that writes an input; returns the function's result.
 
-    So the memory of writing is free when the commands run.
+    The function runs in another process, whose memory is free when the commands run.
     """
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

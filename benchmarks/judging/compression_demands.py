@@ -15,8 +15,8 @@ Figures = dict[str, Any]
 SIXTEEN_BIT = ("fp16", "bf16")
 PLAIN, TORCH = "plain", "torch fp16"
 TOP_K = "topk:ratio=0.01"
-#: Least gain of each compressor, by link and bucket size: exchange time of plain DDP or of torch's
-#: fp16 hook, divided by the compressor's.
+#: Least gain of each compressor, by link and bucket size. A gain is the exchange time of plain DDP
+#: or of torch's fp16 hook, divided by the exchange time with the compressor.
 GAINS: dict[str, dict[str, dict[str, float]]] = {
     "1gbit 25 MB": {PLAIN: {**dict.fromkeys(SIXTEEN_BIT, 1.9), "int8": 3.6, TOP_K: 20}},
     "10gbit 25 MB": {
@@ -25,8 +25,8 @@ GAINS: dict[str, dict[str, dict[str, float]]] = {
     },
     "loopback 100 MB": {TORCH: dict.fromkeys(SIXTEEN_BIT, 1.7), PLAIN: {TOP_K: 3}},
 }
-#: Allowed relative difference between the bytes that the interface counts and those in the trace;
-#: not for loopback, which counts both ranks' bytes.
+#: Allowed relative difference between counted and reported bytes. Loopback is not judged, because
+#: it counts the bytes of both ranks.
 SAME_BYTES = 0.02
 MOST_BYTES_PER_ENTRY = 4.1
 LEAST_SUM = 8.0
@@ -37,7 +37,7 @@ KERNEL_POINTS = 14
 
 
 def kernels(figures: Figures) -> list[Demand]:
-    """Checks the demands on times: a largest ours / other, or a smallest other / ours."""
+    """Checks the demands on the ratios of kernel times."""
     found = []
     for what, row in figures.items():
         if not row["demand"]:
@@ -55,7 +55,7 @@ def kernels(figures: Figures) -> list[Demand]:
 
 
 def exchange(figures: Figures) -> list[Demand]:
-    """Checks the demands on gains of the exchange alone, by link, and on its bytes."""
+    """Checks the demands on the gains and the bytes of exchanges."""
     found = []
     for where, asked in GAINS.items():
         for other, limits in asked.items() if where in figures else ():
@@ -71,11 +71,10 @@ def exchange(figures: Figures) -> list[Demand]:
 
 
 def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, float]]:
-    """Returns median(other) / median(name), and its interval.
+    """Returns the ratio of the median times of two hooks, and the interval of the ratio.
 
-    The time of the round's step without an exchange is subtracted from each time. The median of the
-    rounds' ratios is not used: if the step without an exchange is slow in a round, the time of a
-    short exchange becomes 0 or negative.
+    From each time, the time of the same round's step without an exchange is subtracted. The result
+    may be negative, so the gain is a ratio of medians, not a median of ratios.
     """
     without = np.array(times["nothing"]["ms"])
     above, below = (np.array(times[hook]["ms"]) - without for hook in (other, name))
@@ -83,7 +82,7 @@ def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, flo
 
 
 def wire_bytes(where: str, times: Figures) -> list[Demand]:
-    """Checks the demands on reported bytes: as many as counted, and few per entry of top-K."""
+    """Checks that reported and counted bytes are equal, and that a top-K entry has few bytes."""
     found = []
     for name, one in times.items():
         if one["wire_bytes"]:
@@ -100,9 +99,9 @@ def wire_bytes(where: str, times: Figures) -> list[Demand]:
 
 
 def sums(figures: Figures) -> list[Demand]:
-    """Checks the demand on gloo's time to add fp16 values, divided by our time.
+    """Checks the demand on sums of fp16 values: gloo's time divided by commprof's time.
 
-    gloo's time is that of an fp16 all-reduce minus that of an equally long uint8 all-reduce.
+    gloo's time is the difference between an fp16 and a uint8 all-reduce of equally many bytes.
     """
     gloo = np.array(figures["fp16_ms"]) - np.array(figures["uint8_ms"])
     gloo_ns = gloo / figures["elements_summed"]
@@ -114,7 +113,7 @@ def sums(figures: Figures) -> list[Demand]:
 
 
 def powersgd(figures: Figures) -> list[Demand]:
-    """Checks the demands on PowerSGD: time that torch's hook adds to a step / that ours adds."""
+    """Checks the demands on the time that PowerSGD adds to a step, compared with torch's hook."""
     found = []
     for name, times in figures.items():
         size, rank = name.split()
@@ -128,7 +127,7 @@ def powersgd(figures: Figures) -> list[Demand]:
 
 
 def accuracy(figures: Figures) -> list[Demand]:
-    """Checks the demands on errors relative to the fp64 mean, and on equal bits on all ranks."""
+    """Checks the demands on relative errors, and checks that all ranks have equal bits."""
     errors = figures["errors"]
     share = errors["fp16"] / errors[TORCH]
     what = "relative L2 error, 8 ranks' real gradients: "
@@ -147,8 +146,8 @@ def training(figures: Figures) -> list[Demand]:
     found = []
     for name in AS_GOOD_AS_PLAIN:
         worst = float(np.abs(ends[name] - ends[PLAIN]).max())
-        what = f"transformer, {name}: loss minus plain DDP's of the same seed, largest of 3 seeds"
-        asked = f"within the standard deviation of plain DDP's over the seeds, {noise:.2g}"
+        what = f"transformer, {name}: largest difference from plain DDP's loss, of 3 seeds"
+        asked = f"within the standard deviation of plain DDP's loss over the seeds, {noise:.2g}"
         found.append(Demand(what, f"{worst:.2g}", asked, worst <= noise))
     lossy = {name: ends[name] for name in (TOP_K, "powersgd")}
     shown = ", ".join(f"{name} {end.mean():.4f}" for name, end in lossy.items())

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Demand:
-    """One demand, with the measured figure."""
+    """A demand on a measured figure."""
 
-    #: Name of the figure, with its setting.
+    #: Name of the figure.
     what: str
-    #: The figure with its unit and, if it has one, its interval.
+    #: The figure, as text with its unit.
     figure: str
-    #: The demand on the figure.
+    #: What the figure must be, as text.
     asked: str
     met: bool
 
     @property
     def verdict(self) -> str:
-        """The word that is printed."""
+        """Whether the demand is met, as text."""
         return "met" if self.met else "NOT met"
 
 
@@ -33,13 +33,13 @@ def at_least(
     between: Sequence[float] = (),
     form: str = ".2f",
 ) -> Demand:
-    """Makes a demand that is met from ``limit`` on; NaN never meets it.
+    """Demands a value of at least ``limit``; NaN does not meet the demand.
 
     Args:
         what: see :class:`Demand`.
         value: the figure.
         limit: the least value, in the same unit.
-        unit: printed after both, with a leading space if needed.
+        unit: unit of value and limit, with a leading space if needed.
         between: low and high end of the value's interval, if it has one.
         form: format of the value.
     """
@@ -55,16 +55,16 @@ def at_most(
     between: Sequence[float] = (),
     form: str = ".2f",
 ) -> Demand:
-    """Makes a demand that is met up to ``limit``; otherwise as :func:`at_least`."""
+    """Demands a value of at most ``limit``; see :func:`at_least` for the arguments."""
     figure = _figure(value, unit, between, form)
     return Demand(what, figure, f"at most {limit:g}{unit}", value <= limit)
 
 
 def of_all(what: str, found: int, tried: int, wanted: int, least: int | None = None) -> Demand:
-    """Makes a demand on a share of tries: at least ``least`` of ``wanted``.
+    """Demands that at least ``least`` of ``wanted`` tries succeeded; by default, all tries.
 
-    With more tries than ``wanted``, the same share is demanded; with fewer, the demand is not met.
-    If ``least`` is not given, it is ``wanted``.
+    After more tries, the same share of tries must have succeeded. After fewer tries, the demand is
+    not met.
     """
     share = wanted if least is None else least
     met = tried >= wanted and found * wanted >= share * tried

@@ -1,4 +1,4 @@
-"""Rows of the fault matrix: faults, their questions and tries, and reasons to leave them out."""
+"""The rows of the fault matrix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.machines.forks import Forks
 from tests.support.machines.netns import Hosts, unavailable
 from tests.support.ranks.capture.many_events import many_events
 
-#: Questions about a try, and the attributes that answer them.
+#: Questions about a try, each with the attribute that has the answer.
 ASKED: Mapping[str, str] = {
     "training unharmed": "unharmed",
     "records kept": "records_kept",
@@ -30,7 +30,7 @@ _DAMAGED = 500
 _MEMORY_BYTES = 1 << 30
 
 Try = Verdict | Outcome
-#: Tries a fault a number of times, with consecutive seeds from the given one.
+#: Tries a fault; the arguments are the forks, the number of tries and the first seed.
 TryAll = Callable[[Forks, int, int], Iterable[Try]]
 
 
@@ -39,13 +39,13 @@ class Row:
     """One fault of the matrix."""
 
     name: str
-    #: Returns why this machine cannot try the fault; empty if it can. Called only for chosen rows.
+    #: Returns why this machine cannot try the fault; empty if it can.
     unavailable: Callable[[], str]
     try_all: TryAll
     asked: Mapping[str, str] = field(default_factory=lambda: ASKED)
-    #: Number of tries, regardless of --tries; 0 to use --tries.
+    #: Number of tries; 0 for the number in --tries.
     tries: int = 0
-    #: True if watchdog and live metrics must run in every other try.
+    #: True if watchdog and live metrics run in every second try.
     watched: bool = False
 
 
@@ -84,7 +84,7 @@ def _no_cgroup() -> str:
 
 
 def _in_a_job(fault: Fault, unavailable: Callable[[], str]) -> Row:
-    """Makes a row for ranks that are forked from one Python with torch, without a launcher."""
+    """Makes the row of a fault in a job without a launcher."""
     # Ranks of another user may have no right to start this user's Python.
     watched = fault.uid == 0
 
@@ -108,7 +108,7 @@ def _of_a_launcher(fault: LauncherFault) -> Row:
 
 
 def _guarded(try_once: Callable[[], Try]) -> Try:
-    """Runs a try; a try that does not end, or raises an error, counts as failed."""
+    """Runs a try; an exception counts as a failed try."""
     try:
         return try_once()
     except Exception:

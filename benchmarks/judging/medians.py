@@ -1,4 +1,4 @@
-"""Medians with intervals, and the processor time that the hypervisor took meanwhile."""
+"""Medians with intervals, and the processor time that the hypervisor takes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def median_interval(values: npt.ArrayLike) -> tuple[float, float]:
 
 
 def ratio_interval(above: npt.ArrayLike, below: npt.ArrayLike) -> tuple[float, float]:
-    """Returns the 95 % bootstrap interval of median(above) / median(below), for paired values.
+    """Returns the 95 % bootstrap interval of median(above) / median(below).
 
-    A bootstrap sample in which median(below) is 0 or less counts as an infinite ratio.
+    Values with the same index form a pair. In a bootstrap sample the ratio is infinite if
+    median(below) is 0 or less.
     """
     pairs = np.array([above, below], dtype=np.float64)
     random = np.random.default_rng(0)
@@ -40,8 +41,8 @@ def ratio_of(above: float, below: float) -> float:
     return float(above / below) if below > 0 else float("inf")
 
 
-#: Places of fields in the first line of ``/proc/stat``, after its name (see proc(5)), and number of
-#: fields that are read.
+#: Positions of fields in the first line of ``/proc/stat``, after the line's name (see proc(5)). The
+#: last number is the number of fields that are read.
 _IDLE, _IOWAIT, _STEAL, _KNOWN = 3, 4, 7, 8
 
 #: Stolen share above which a measurement is repeated.
@@ -51,8 +52,7 @@ MOST_STOLEN = 0.02
 class Stolen:
     """Processor time that the hypervisor stole since this object was made.
 
-    The share is relative to the time in which processors had something to run, because a job that
-    mostly sleeps is disturbed even by little stolen time.
+    Idle time does not count, because little stolen time disturbs even a job that mostly sleeps.
     """
 
     def __init__(self) -> None:

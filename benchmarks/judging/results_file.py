@@ -1,6 +1,6 @@
 """Files of figures, with machine, time and commit of the measurement.
 
-A file whose name ends in .gz is compressed; files with every sample of a study have such names.
+A file whose name ends in .gz is compressed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = "context"
-"""The key of the machine's description, in a JSON object or as a line of its own."""
+"""The key of the description of machine, time and commit."""
 
 _NUMBERS = re.compile(r"\[\s+([-+\d.eE,\s]+?)\s+\]")
 _MACHINE = ("cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
 
 
 def about() -> dict[str, Any]:
-    """Returns the machine, versions and commit, for a file's context; imports torch."""
+    """Returns time, commit, versions and machine; imports torch."""
     from datetime import datetime, timezone
     from importlib.metadata import version
 
@@ -53,10 +53,10 @@ def write_json(path: Path | None, figures: dict[str, Any]) -> None:
 
 
 def write_part(path: Path | None, part: str, figures: dict[str, Any], **context: str) -> None:
-    """Writes one part's figures to a file, and keeps other parts and the part's older figures.
+    """Adds figures to one part of a file; the part's older figures and other parts stay.
 
-    A part is ``{"context": ..., "figures": ...}``. The context describes the measurement of the
-    part's latest figures; ``context`` adds to it, for example the commit that was measured.
+    A part is ``{"context": ..., "figures": ...}``. The argument ``context`` adds entries to the
+    part's context, for example the measured commit.
     """
     if path is not None:
         parts = read_json(path)
@@ -80,13 +80,13 @@ def contexts(path: Path) -> list[dict[str, Any]]:
     try:
         document = read_json(path)
         found = [document, *document.values()]
-    except json.JSONDecodeError:  # the file has more than one line
+    except json.JSONDecodeError:  # the file has JSON lines
         found = _lines(path)
     return [one[CONTEXT] for one in found if isinstance(one, dict) and CONTEXT in one]
 
 
 class Lines:
-    """A file of JSON lines that grows; each session writes a context before its first row."""
+    """A file of JSON lines, to which a context and then rows are added."""
 
     def __init__(self, path: Path | None) -> None:
         """Opens the file at ``path``; if ``path`` is None, rows are dropped."""
@@ -111,7 +111,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def _rounded(figures: Any) -> Any:
-    """Returns the figures with nine digits, because no measurement is more precise."""
+    """Rounds figures to nine digits, because no measurement is more precise."""
     if isinstance(figures, float):
         return float(f"{figures:.9g}")
     if isinstance(figures, dict):

@@ -1,21 +1,20 @@
 """Simulates the gradient exchange of one training step from its schedule.
 
-The model is gloo's ring all-reduce under DDP. All ranks have the same schedule, so all ranks send
-in the same way, and one link represents all links: the link on which a rank sends to its neighbour.
+The model is gloo's ring all-reduce under DDP. All ranks have the same schedule and send in the same
+way, so the model has only one link, from a rank to its neighbour in the ring.
 
 - A bucket's all-reduce is issued when its gradients are ready. Two threads per process group
   work on all-reduces, in order of issue; a third all-reduce waits until one of the threads is free.
 - An all-reduce is cut into ``max(2 n, size / 1 MiB)`` segments, rounded up to a multiple of the
-  ``n`` ranks. A rank sends ``(n - 1) / n`` of the segments in the reduce-scatter and as many in the
-  all-gather, which begins when the reduce-scatter is over. In all it sends ``2 (n - 1) / n`` times
-  the bytes.
-- At most two segments of an all-reduce are in flight. Two all-reduces send through one connection,
-  first come, first served: they share it in proportion to their segments.
-- A link transfers ``bytes_per_s``. After idle time it transfers up to ``burst_bytes`` at once, like
-a token bucket.
-- DDP waits for its last bucket when backward is over: this waiting time is exposed.
+  ``n`` ranks. It begins with a reduce-scatter, in which a rank sends ``(n - 1) / n`` of the
+  segments. An all-gather follows, in which a rank sends the same number of segments.
+- At most two segments of an all-reduce are in flight. All segments use one connection, which sends
+  them in the order of issue.
+- A link transfers ``bytes_per_s``. After idle time it transfers up to ``burst_bytes`` immediately,
+  like a token bucket.
+- When backward is over, DDP waits for its last bucket. This waiting time is exposed.
 
-Processor time (copies, sums, wake-ups) is not in the model.
+The model ignores processor time for copies, sums and wake-ups.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 
 #: gloo's largest segment.
 SEGMENT_BYTES = 1 << 20
-#: gloo's threads per process group, as torch sets them.
+#: Number of gloo's threads per process group, as set by torch.
 WORKERS = 2
 #: Largest number of segments of one all-reduce that are in flight.
 _WINDOW = 2
@@ -37,7 +36,7 @@ _WINDOW = 2
 
 @dataclass(frozen=True)
 class Bucket:
-    """One gradient bucket: when it can be sent, and its size."""
+    """A gradient bucket; ``ready_s`` is the time from the begin of backward."""
 
     ready_s: float
     size_bytes: float
@@ -45,7 +44,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Link:
-    """Payload per second in each direction, and payload that an idle link transfers at once."""
+    """A link with its rate, and with the bytes that it transfers immediately after idle time."""
 
     bytes_per_s: float
     burst_bytes: float = 0.0
@@ -55,7 +54,7 @@ class Link:
 class SimulatedStep:
     """Result of the simulation; times are seconds since the begin of backward."""
 
-    #: Begin and end of each bucket's exchange, in the given order.
+    #: Begin and end of each bucket's exchange.
     begin_s: tuple[float, ...]
     end_s: tuple[float, ...]
     #: Time from the end of backward until the last bucket is complete.
@@ -95,7 +94,7 @@ def simulate(
 
 
 def ring_segments(size_bytes: float, ranks: int) -> int:
-    """Number of segments into which gloo cuts an all-reduce: a multiple of the ranks."""
+    """Returns the number of segments of an all-reduce, which is a multiple of the ranks."""
     wanted = max(math.ceil(size_bytes / SEGMENT_BYTES), 2 * ranks)
     return -(-wanted // ranks) * ranks
 
@@ -122,7 +121,7 @@ class _Transfer:
 
 
 class _Exchange:
-    """Event loop; events are buckets that become ready and segments that have passed."""
+    """Event loop; in an event a bucket becomes ready, or a segment has passed."""
 
     def __init__(self, buckets: Sequence[Bucket], ranks: int, link: Link, workers: int) -> None:
         self.begin_s = [math.nan] * len(buckets)
@@ -162,7 +161,7 @@ class _Exchange:
 
 
 class _Pipe:
-    """A link that transfers first come, first served, at its rate; idle time saves up tokens."""
+    """A link that transfers segments one after the other, and saves up tokens while idle."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -170,7 +169,7 @@ class _Pipe:
         self._idle_since_s = 0.0
 
     def send(self, now: float, size_bytes: float) -> float:
-        """Returns the time at which the last of these bytes has been transferred."""
+        """Returns the time at which all bytes have been transferred."""
         begin_s = max(now, self._idle_since_s)
         saved = (begin_s - self._idle_since_s) * self._link.bytes_per_s
         tokens = min(self._link.burst_bytes, self._tokens + saved)

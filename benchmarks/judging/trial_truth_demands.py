@@ -1,4 +1,4 @@
-"""Summary of the runs of ``trial_truth.py``, and the demands on them."""
+"""Summarises the runs of ``trial_truth.py``, and checks the demands on these runs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 
 TRIALS = 20
-#: Verdicts that recommend no candidate. On loopback "not-the-bottleneck" is expected, because the
-#: workload of the trials on loopback hides its exchange.
+#: Verdicts that recommend no candidate. On loopback the compute hides the exchange, so
+#: "not-the-bottleneck" is expected.
 NO = ("none", "not-the-bottleneck")
 
 
 def summary(rows: Rows) -> Iterator[str]:
-    """Yields lines on runs without a trial, on trials' intervals, and on the time of each part."""
+    """Yields the lines of the summary."""
     steps, link = _true_steps(rows), _good(rows, "link")
     for label, values in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
         yield (
             f"{label:20} {statistics.median(values):8.2f} ms in {len(values)} runs without "
-            f"a trial, which differ by up to {max(values) / min(values) - 1:.1%}"
+            f"a trial; the runs differ by up to {max(values) / min(values) - 1:.1%}"
         )
     if steps and link:
         best, among = _fastest(steps), _recommended(steps, link)
-        yield f"on the link: {best} is the fastest in runs without a trial; of {len(link)} trials"
-        yield f"  {among} recommended it, or a candidate that they could not distinguish from it"
+        yield f"on the link: {best} is the fastest in runs without a trial"
+        yield f"  {among} of {len(link)} trials named {best}, alone or with equally fast candidates"
         yield from _coverage_by_label(steps, link)
     for part in ("truth", "link", "loopback"):
         done = [one for one in rows if one["part"] == part]
@@ -45,12 +45,12 @@ def summary(rows: Rows) -> Iterator[str]:
 
 
 def is_disturbed(row: Row) -> bool:
-    """True if a run did not fail, but the hypervisor stole more of its time than allowed."""
+    """True if the run did not fail, and the hypervisor stole too much of its time."""
     return "failed" not in row and row.get("stolen", 0.0) > MOST_STOLEN
 
 
 def demands(rows: Rows) -> list[Demand]:
-    """Checks the demands on trials on the link and on loopback, and on their intervals."""
+    """Checks the demands on the trials."""
     steps, link, loopback = _true_steps(rows), _good(rows, "link"), _good(rows, "loopback")
     found = []
     if steps and link:
@@ -75,14 +75,13 @@ def demands(rows: Rows) -> list[Demand]:
 
 
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
-    """Demands the truth in 95 % of the intervals, with two standard deviations of tolerance."""
+    """Demands that 95 % of the intervals contain the truth, less two standard deviations."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
     asked = f"at least {least} (95 % less 2 SD)"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)
 
 
 def _good(rows: Rows, part: str) -> list[Row]:
-    """Returns the runs of a part that neither failed nor were disturbed by the hypervisor."""
     found = [one for one in rows if one["part"] == part and "failed" not in one]
     return [one for one in found if not is_disturbed(one)]
 
@@ -109,7 +108,7 @@ def _true_ratios(steps: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _held(steps: dict[str, list[float]], link: Rows) -> dict[str, int]:
-    """Returns, by candidate, the number of trials whose interval contains the true ratio."""
+    """Returns the number of trials whose interval contains the true ratio, by candidate."""
     return {
         label: sum(_holds(one["ratios"][label], ratio) for one in link)
         for label, ratio in _true_ratios(steps).items()
@@ -125,5 +124,5 @@ def _coverage_by_label(steps: dict[str, list[float]], link: Rows) -> Iterator[st
         middle = statistics.median(one["ratios"][label][0] for one in link)
         yield (
             f"  {label:18} true ratio {_true_ratios(steps)[label]:.4f}, trials' median "
-            f"{middle:.4f}, truth in {held} of {len(link)} intervals"
+            f"{middle:.4f}, true ratio in {held} of {len(link)} intervals"
         )

@@ -1,9 +1,9 @@
 """Measures the processor time of commprof's own threads per collective in always-on mode.
 
-Two ranks on gloo issue small all-reduces, recorded in always-on mode. The figure is processor time
-per collective of commprof's own threads, which sum the records up and exchange arrivals; for the
-time of the training thread see ``calls.py``. With ``--before`` another version runs in turns with
-this version, and the ratio of the two figures is printed.
+Two ranks on gloo issue small all-reduces, which commprof records. The figure is the processor time
+of commprof's threads, divided by the number of collectives. ``calls.py`` measures the training
+thread instead. With ``--before``, two versions of commprof take turns, and the ratio of their
+figures is printed.
 
     python benchmarks/own_cost/always_on_threads.py [--rounds 8] [--before CHECKOUT]
 """
@@ -27,7 +27,7 @@ _PER_STEP: Final = 50
 
 
 def rank_main(directory: str) -> None:
-    """Issues all-reduces, without training, and writes the processor time of commprof's threads."""
+    """Issues all-reduces; rank 0 prints the CPU time of commprof's threads per call, in us."""
     import torch
     import torch.distributed as dist
 
@@ -65,7 +65,7 @@ def _helpers_ns() -> int:
 
 
 def measured(checkout: Path) -> float:
-    """Runs two ranks with a checkout's commprof; returns rank 0's us of CPU time per collective."""
+    """Runs two ranks with a checkout's commprof; returns the figure that rank 0 prints."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as directory:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -87,7 +87,7 @@ def measured(checkout: Path) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--before", type=Path, help="checkout of another version, built")
+    parser.add_argument("--before", type=Path, help="built checkout of another version")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:

@@ -1,10 +1,10 @@
-"""Counts, for equal steps, how often the report's intervals of commprof's own cost contain 1.
+"""Tests that the report's intervals of commprof's own cost contain 1 if nothing differs.
 
-The report divides the time of steps with capture by the time of steps without, and gives a 95 %
-interval of this ratio. Here one long series of a plain job's steps is cut into 200 consecutive
-blocks of 16 steps. In each block, steps are called "on" and "off" in five random orders, and
-compared as in the report. Nothing differs, so 95 % of the intervals should contain 1. The exit code
-is 1 if the share is not between 93 and 97 %.
+The report divides the time of a step with capture by the time of a step without capture, and gives
+a 95 % interval of this ratio. Here all steps run without capture. The steps are cut into 200 blocks
+of 16 steps, and each block is labelled at random, five times: half of its steps "on", half "off".
+So 95 % of the intervals should contain 1. The exit code is 1 if the share is below 93 % or above 97
+%.
 
     PYTHONPATH=. python benchmarks/own_cost/calibration.py [--json FILE]
 """
@@ -34,7 +34,6 @@ HELD_LEAST, HELD_MOST = 0.93, 0.97
 
 
 def main() -> int:
-    """Compares the blocks; prints the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="add the counts to this file")
     args = parser.parse_args()
@@ -44,7 +43,7 @@ def main() -> int:
 
 
 def calibrate() -> dict[str, Any]:
-    """Counts the blocks whose interval contains 1, by comparison, clock and number of ranks."""
+    """Counts the intervals that contain 1, by comparison, clock and number of ranks."""
     held: dict[str, int] = {}
     order = random.Random(0)
     with fork_server() as server, tempfile.TemporaryDirectory() as place:
@@ -73,7 +72,7 @@ def _held(samples: Samples) -> Iterator[tuple[str, bool]]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks that the right share of intervals contains 1 if nothing differs."""
+    """Checks the share of intervals that contain 1."""
     measured = results.get("calibration", {"blocks": 0, "tried": 0, "held": {}})
     found = []
     for name, held in measured["held"].items():

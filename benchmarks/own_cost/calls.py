@@ -1,8 +1,8 @@
 """Measures the time that recording adds to one call of a collective.
 
-The calls go to torch's "fake" backend, which does nothing, so that the difference between calls
-with and without recording is the cost of recording itself. The exit code is 1 if a call takes more
-than 1 us longer with recording.
+The calls go to torch's "fake" backend, which does nothing. So the difference between calls with and
+without recording is the cost of recording. The exit code is 1 if recording adds more than 1 us to a
+call.
 
     PYTHONPATH=. python benchmarks/own_cost/calls.py [--json FILE]
 """
@@ -27,14 +27,13 @@ from benchmarks.judging.medians import median_interval
 from benchmarks.judging.results_file import read_json, write_json
 from benchmarks.own_cost.overhead import RANK_SCRIPT
 
-#: Largest time added to a call, in us.
+#: Largest allowed time that recording adds to a call, in us.
 MOST_US = 1.0
 WATCHED = ("observed", "always-on")
 ROUNDS = 40
 
 
 def main() -> int:
-    """Measures the calls; prints tables and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="add the times to this file")
     args = parser.parse_args()
@@ -44,7 +43,7 @@ def main() -> int:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on the time that commprof adds to a call on the fake backend."""
+    """Checks the time that commprof adds to a call."""
     found = []
     for call, times in results.get("collectives", {}).items():
         for mode in (mode for mode in WATCHED if mode in times):
@@ -68,7 +67,7 @@ def _call_table(times: dict[str, list[float]]) -> str:
 
 
 def call_times(backend: str, rounds: int) -> dict[str, Any]:
-    """Measures calls on a backend; prints a table of each, and returns times by mode in us."""
+    """Measures calls on a backend, and prints tables; returns the times in us, by call and mode."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "collectives", str(rounds), backend],
         env={**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"},
@@ -79,7 +78,7 @@ def call_times(backend: str, rounds: int) -> dict[str, Any]:
     last = done.stdout.strip().splitlines()[-1]
     found = json.loads(last, parse_float=lambda text: round(float(text), 4))
     for call, times in found.items():
-        print(f"\nMicroseconds per {call} on the {backend} backend, difference to plain\n")
+        print(f"\nMicroseconds that each mode adds to {call} on the {backend} backend\n")
         print(_call_table(times))
     return dict(found)
 

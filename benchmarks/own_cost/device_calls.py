@@ -1,11 +1,10 @@
-"""Counts the calls of the device's runtime that recording adds to a training thread's own calls.
+"""Counts the calls of the device's runtime that recording adds to a collective.
 
     python -m benchmarks.own_cost.device_calls
 
-On the simulated device (tests/support/fake_device), counts the calls of one asynchronous collective
-and its wait, in the thread that issues both. The figure is the number with capture minus the number
-without. Calls of c10's interface are counted; lookups of CUDA's guard inside such a call are not
-counted again.
+Runs on the simulated device of tests/support/fake_device. The training thread's calls for one
+asynchronous collective and its wait are counted, with and without capture. The figure is the
+difference. Only calls of c10's interface are counted.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ MS = 1e6
 
 
 def loop(device: Any, tensor: Any) -> Counter[str]:
-    """Returns the device calls of COLLECTIVES collectives and their waits, by name.
+    """Returns the number of device calls during COLLECTIVES collectives, by name.
 
-    The calls of 50 collectives before them, as warm-up, are not counted.
+    50 more collectives run before, as warm-up.
     """
     device.collectives_take(0.2 * MS)
     for i in range(COLLECTIVES + 50):
@@ -41,15 +40,12 @@ def loop(device: Any, tensor: Any) -> Counter[str]:
         work = dist.all_reduce(tensor, async_op=True)
         device.compute(0.1 * MS)
         work.wait()
-        time.sleep(0.0005)  # so that the device keeps up, and capture reads its events
+        time.sleep(0.0005)  # gives the device and capture time to keep up
     return Counter(device.calls()) - before
 
 
 def count(shields: bool) -> dict[str, float]:
-    """Returns, by name, the calls that capture adds to a collective and its wait.
-
-    ``shields``: as in ``fake_device.load``.
-    """
+    """Returns the number of calls that capture adds to a collective, by name of the call."""
     device = fake_device.load(shields=shields)
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)
@@ -62,7 +58,7 @@ def count(shields: bool) -> dict[str, float]:
 
 
 def counted_apart(shields: bool) -> dict[str, float]:
-    """Runs ``count`` in its own process."""
+    """Runs ``count`` in a new process."""
     command = [sys.executable, "-m", "benchmarks.own_cost.device_calls", "--count"]
     done = subprocess.run(
         [*command, *(["--shields"] if shields else [])], capture_output=True, text=True, check=True

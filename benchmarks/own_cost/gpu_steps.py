@@ -1,14 +1,16 @@
-"""Measures the cost of recording on a GPU: steps of DDP and single calls, on one rank of NCCL.
+"""Measures the cost of recording on one GPU, for steps of DDP and for single calls of NCCL.
 
     PYTHONPATH=. python benchmarks/own_cost/gpu_steps.py [small] [medium] [large] [calls]
         [--minutes 2] [--json FILE]
 
-As in overhead.py on gloo, each mode is a process of its own, and the modes take turns. A step ends
-when the GPU is done. Then the GPU's work does not hide the host's additional work for recording. On
-one rank NCCL's all-reduce is at most a copy, but ProcessGroupNCCL makes streams wait and records
-events as with several ranks. Prints ratios to plain processes with 95 % intervals, and microseconds
-that recording adds to a call. Exits with 1 if a step or a call takes longer with recording than
-with torch.profiler. All times so far are written to FILE after each generation of processes.
+Each mode is a process of its own, and the modes take turns, as in overhead.py. A step ends when the
+GPU has finished its work; otherwise, the GPU's work could hide the cost of recording on the host.
+There is only one rank, so NCCL's all-reduce is at most a copy. But ProcessGroupNCCL uses streams
+and events as it does with several ranks.
+
+Prints the ratio of each mode to plain processes, with its 95 % interval, and the microseconds that
+recording adds to a call. All times are written to FILE. The exit code is 1 if a step or a call
+takes longer with recording than with torch.profiler.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ LEAST_GENERATIONS = 3
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=[*SIZES, CALLS], help="default: all")
-    parser.add_argument("--minutes", type=float, default=2.0, help="that steps take (default: 2)")
-    parser.add_argument("--json", type=Path, help="write all times there")
+    parser.add_argument("--minutes", type=float, default=2.0, help="minutes for steps (default: 2)")
+    parser.add_argument("--json", type=Path, help="write all times to this file")
     args = parser.parse_args()
     if wrong := set(args.parts) - {*SIZES, CALLS}:
         parser.error(f"no such part: {', '.join(wrong)} (allowed: {', '.join((*SIZES, CALLS))})")
@@ -60,7 +62,7 @@ def main() -> int:
     if sizes:
         _generations(results, time.monotonic() + 60 * args.minutes, args.json)
     for clock, name in CLOCKS.items():
-        print(f"\n{name[0].upper()}{name[1:]} per step / that of plain processes [95 %]\n")
+        print(f"\n{name[0].upper()}{name[1:]} per step, relative to plain processes [95 %]\n")
         rows = [
             (size, *(shown(ratio(results[size], mode, clock)) for mode in MODES[1:]))
             for size in sizes
@@ -73,7 +75,7 @@ def main() -> int:
 
 
 def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> None:
-    """Restarts all processes again and again, while there is time."""
+    """Measures generations until ``end_s``, but at least LEAST_GENERATIONS."""
     order, done = random.Random(0), 0
     with fork_server("nccl") as server:
         while done < LEAST_GENERATIONS or time.monotonic() < end_s:
@@ -86,7 +88,7 @@ def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> No
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks that recording takes less time than torch.profiler, in steps and calls."""
+    """Checks that steps and calls take less time with recording than with torch.profiler."""
     found = []
     for size in (size for size in SIZES if size in results):
         for clock in CLOCKS:

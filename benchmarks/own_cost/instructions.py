@@ -1,16 +1,14 @@
-"""Counts the instructions that recording adds to a training step, exactly, under valgrind.
+"""Counts the instructions that recording adds to a training step, with valgrind.
 
     PYTHONPATH=. python benchmarks/own_cost/instructions.py [--json FILE]
 
-On a shared machine, times of a step vary by several percent, but numbers of instructions hardly
-vary. Valgrind's callgrind counts the instructions of every thread of a process, even if the kernel
-gives no access to hardware counters. Each mode of ``overhead.py`` is a process per rank; the figure
-is the median over steps of the instructions of rank 0's training thread, without the kernel's own
-instructions. Valgrind supports AVX2, but not AVX-512. Under valgrind, clocks are read by system
-calls, whose instructions are the kernel's. Leave a core to each rank: while a thread lacks a core,
-full capture searches for a CPU quota once a second, which takes 64 thousand instructions. A step
-that takes a second or more under valgrind would always include them. The demands are overhead.py's
-limits on CPU time, applied to instructions; the exit code is 1 if a demand is not met.
+On a shared machine, the time of a step varies by several percent, but its number of instructions
+hardly varies. Valgrind's callgrind counts the instructions of every thread, but not instructions of
+the kernel. The figure is the median over steps of the instructions of rank 0's training thread. The
+demands are overhead.py's limits on CPU time. The exit code is 1 if a demand is not met.
+
+Valgrind supports AVX2, but not AVX-512. Each rank needs a core of its own: while a thread lacks a
+core, full capture searches for a CPU quota once a second, which takes 64 thousand instructions.
 """
 
 from __future__ import annotations
@@ -44,20 +42,19 @@ from benchmarks.own_cost.overhead import (
 from tests.support.machines.ranks import free_port, rank_env
 
 MODES = (PLAIN, *RECORDED, HOOK, PROFILER)
-#: Number of steps counted, by model: fewer for models whose steps take long under valgrind.
+#: Number of counted steps, by model. Slow models have fewer steps.
 STEPS = {"small": 25, "many_buckets": 15, "medium": 9, "large": 5}
 _TIMEOUT_S = 1200
 
-#: By mode, the instructions of each step.
+#: Number of instructions of each step, by mode.
 Cell = dict[str, list[int]]
 
 
 def main() -> int:
-    """Counts instructions for each model, number of ranks and mode that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(ASKED), help="default: %(default)s")
     parser.add_argument(
-        "--json", type=Path, help="add counts to this file; what it has is not counted again"
+        "--json", type=Path, help="add counts to this file; counts in the file are not repeated"
     )
     args = parser.parse_args()
     if shutil.which("valgrind") is None:
@@ -77,7 +74,7 @@ def main() -> int:
 
 
 def count(size: str, ranks: int, mode: str) -> list[int]:
-    """Returns the instructions of rank 0's training thread in each step."""
+    """Returns the number of instructions of rank 0's training thread in each step."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         port = free_port()
         asked = {"size": size, "mode": mode, "backend": "gloo", "steps": STEPS[size]}
@@ -103,7 +100,6 @@ def count(size: str, ranks: int, mode: str) -> list[int]:
 
 
 def _valgrind(out: str) -> list[str]:
-    """Returns the words of the command that counts a Python script's instructions."""
     return [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"),
         *("--dump-before=getpgid", f"--callgrind-out-file={out}.%p", "--quiet"),
@@ -112,7 +108,7 @@ def _valgrind(out: str) -> list[str]:
 
 
 def counts_in(directory: Path, pid: int, steps: int) -> list[int]:
-    """Reads the first thread's counts of the steps from callgrind's files."""
+    """Reads the first thread's count of each step from callgrind's files."""
     found = []
     for part in range(2, steps + 2):
         text = (directory / f"counts.{pid}.{part}-01").read_text()
@@ -122,7 +118,7 @@ def counts_in(directory: Path, pid: int, steps: int) -> list[int]:
 
 
 def table(counts: dict[str, Cell], style: str = "simple") -> str:
-    """Returns a table with a row per model and ranks, a column per mode."""
+    """Returns a table with a row per model and number of ranks, and a column per mode."""
     rows = []
     for name, cell in counts.items():
         if PLAIN in cell:

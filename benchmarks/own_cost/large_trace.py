@@ -1,11 +1,11 @@
-"""Measures time and memory of the report of a 20 GB run, and checks its figures.
+"""Measures the time and memory of a report on 20 GB of traces, and checks the report's figures.
 
     PYTHONPATH=. python benchmarks/own_cost/large_trace.py [--gigabytes 20] [--json FILE]
 
 Four ranks repeat the same TILE_STEPS random steps (``benchmarks/scale/runs.py``) until their traces
-have the size of --gigabytes. So means of the whole run are equal to means of one repetition. The
-files are written to the temporary directory and deleted afterwards. The exit code is 1 if a demand
-is not met.
+have the size of --gigabytes. So means over the whole run are equal to means over one repetition.
+The traces are in the temporary directory, and are deleted afterwards. The exit code is 1 if a
+demand is not met.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BLOCK_BYTES = 320 * RECORD_DTYPE.itemsize
 
 
 def write(folder: Path, repetitions: int) -> int:
-    """Writes the traces of a run; returns their bytes."""
+    """Writes the traces of a run; returns their total size in bytes."""
     folder.mkdir()
     times = drawn(RANKS, TILE_STEPS, CALLS, LATE_MS, seed=1)
     length_ns, size = tile_ns(), 0
@@ -63,13 +63,13 @@ def write(folder: Path, repetitions: int) -> int:
 
 
 def tile_ns() -> int:
-    """Returns the time from one repetition of the steps to the next."""
+    """Returns the length of one repetition of the steps."""
     times = drawn(RANKS, TILE_STEPS, CALLS, LATE_MS, seed=1)
     return int(times.end[-1].max() - times.begin[0].min())
 
 
 def _later(records: npt.NDArray[np.void], length_ns: int) -> npt.NDArray[np.void]:
-    """Returns one repetition's records as those of the next one: times and numbers are higher."""
+    """Returns the records of the next repetition, whose times and numbers are higher."""
     kind = records["kind"]
     # leaves out the begin of the first step
     later = records[~((kind == Kind.STEP) & (records["aux"] == 0))]
@@ -82,7 +82,7 @@ def _later(records: npt.NDArray[np.void], length_ns: int) -> npt.NDArray[np.void
 
 
 def figures_of(document: str) -> dict[str, Any]:
-    """Returns figures of a JSON report: number of steps, mean times, and the late rank."""
+    """Returns the figures of a JSON report that are checked."""
     found = json.loads(document)["runs"][0]["aggregated_metrics"]
     late = found["late_rank"] or {}
     return {
@@ -95,7 +95,7 @@ def figures_of(document: str) -> dict[str, Any]:
 
 
 def measured(gigabytes: float) -> dict[str, Any]:
-    """Writes one repetition and the large run; returns the figures and costs of their reports."""
+    """Reports on one repetition and on the large run; returns figures and costs."""
     with tempfile.TemporaryDirectory() as directory:
         small, large = Path(directory, "small"), Path(directory, "large")
         tile_bytes = written_apart(lambda: write(small, 1))
@@ -154,7 +154,6 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def main() -> int:
-    """Measures; prints the figures and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=GIGABYTES)
     parser.add_argument("--json", type=Path, help="write the figures to this file")

@@ -1,18 +1,19 @@
-"""Measures the cost of live metrics: a job's step with a monitor divided by the step without.
+"""Measures how much longer a job's step takes with a monitor of live metrics.
 
-One job per world size trains all the time. A monitor with an endpoint and JSON lines runs during
-some blocks of the job: each round has one block with the monitor and two blocks without, in
-shuffled order. A step takes as long as on the slowest rank, and a block's figure is its median
-step. In each round, the figure with the monitor is divided by the mean of the two figures without;
-the ratio of these two is the A/A control, and shows the noise. A monitor is scraped every other
-second. The first seconds of a block, in which a monitor loads, are left out, because a monitor
-loads only once per job.
+One job per world size trains all the time. Each round has three blocks of ten seconds in random
+order: one block with a monitor, and two blocks without. The monitor has an endpoint, which is
+scraped every two seconds, and writes JSON lines. The first three seconds of a block are not
+counted, because the monitor loads in that time.
+
+A step takes as long as on the slowest rank, and a block's figure is its median step. In each round,
+the figure with the monitor is divided by the mean of the two figures without. The ratio of the two
+figures without a monitor is the A/A control, which shows the noise.
 
     PYTHONPATH=. python benchmarks/own_cost/live_overhead.py [--ranks 2,4] [--rounds 12]
         [--json FILE]
 
-It takes half a minute per round and world size. With --json, an interrupted run continues where it
-was. The exit code is 1 if a demand is not met.
+A round takes half a minute. With --json, rounds in the file are not repeated. The exit code is 1 if
+a demand is not met.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from commprof.trace.reader import read_trace
 
 BLOCK_S, LEFT_OUT_S = 10.0, 3.0
 ON, OFF_A, OFF_B = "on", "off_a", "off_b"
-#: Largest ratio of a step with a monitor to a step without a monitor.
+#: Largest allowed ratio of a step with a monitor to a step without a monitor.
 MOST = 1.01
 #: World sizes that must be measured.
 RANKS = (2, 4)
@@ -54,7 +55,6 @@ MORE_STEPS_THAN_IT_LASTS = "100000000"
 
 
 def main() -> int:
-    """Runs the rounds that the file lacks; prints a table and the demands."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends too
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -65,7 +65,7 @@ def main() -> int:
     )
     parser.add_argument("--workload", default="mlp", help="what the job trains (default: mlp)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the blocks' order")
-    parser.add_argument("--json", type=Path, help="file that keeps the blocks' figures")
+    parser.add_argument("--json", type=Path, help="file for the figures of the blocks")
     args = parser.parse_args()
     found = read_json(args.json)
     found.pop(CONTEXT, None)
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str, float]]:
-    """Returns per round the median step of each block in ms, and the monitor's share of a core."""
+    """Returns each round's median step by block, in ms, and the monitor's share of a core."""
     order = random.Random(f"{seed} {ranks}")
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
@@ -100,8 +100,7 @@ def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str,
                 windows.append({name: _block(run, name) for name in names})
                 print(f"{ranks} ranks: round {number + 1} of {rounds}", file=sys.stderr)
         finally:
-            # Kills the job, because this long run needs no report; the ranks end with their
-            # launcher.
+            # No report is needed, so the job is killed. Its ranks end with the launcher.
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
         time.sleep(1.0)
@@ -109,7 +108,7 @@ def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str,
 
 
 def _block(run: Path, name: str) -> tuple[int, int, float]:
-    """Runs a block; returns begin and end of its counted part, and the monitor's core share."""
+    """Runs a block; returns its counted begin and end, in ns, and the monitor's share of a core."""
     begin_s = time.monotonic()
     monitor = None
     if name == ON:
@@ -128,7 +127,7 @@ def _block(run: Path, name: str) -> tuple[int, int, float]:
 
 
 def _sleep(until_s: float, run: Path, monitor: subprocess.Popen[bytes] | None) -> None:
-    """Sleeps until the given time, with a scrape every other second if there is a monitor."""
+    """Sleeps until ``until_s``, and scrapes the monitor every two seconds."""
     while (rest_s := until_s - time.monotonic()) > 0:
         if monitor is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -145,7 +144,7 @@ def _cpu_s(monitor: subprocess.Popen[bytes] | None) -> float:
 
 
 def _await_steps(world: Path, ranks: int, job: subprocess.Popen[bytes]) -> None:
-    """Waits until all ranks record, plus some seconds of warm-up."""
+    """Waits until all ranks record, and then for some seconds more, as warm-up."""
     while not all((world / f"rank_{rank}.trace").exists() for rank in range(ranks)):
         if job.poll() is not None:
             sys.exit(f"the job ended before it recorded: exit code {job.returncode}")
@@ -172,7 +171,7 @@ def _steps_in(
 
 
 def table(found: dict[str, Any]) -> str:
-    """Returns a table of each job's typical ratios over its rounds, with 95 % intervals."""
+    """Returns a table of each job's ratios, with 95 % intervals."""
     rows = []
     for name, rounds in found.items():
         if not rounds:
@@ -203,7 +202,7 @@ def ratios(rounds: list[dict[str, float]]) -> tuple[Interval, Interval]:
 
 
 def demands(found: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on the upper end of the ratio's interval, at each world size."""
+    """Checks the ratio at each world size, by the upper end of its interval."""
     asked = []
     measured = {name: rounds for name, rounds in found.items() if rounds}
     for name, rounds in measured.items():

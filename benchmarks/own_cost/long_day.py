@@ -1,13 +1,13 @@
-"""Runs as many steps as a day of always-on mode, with a clock that is set back and a full disk.
+"""Tests always-on mode over a day's number of steps, with a clock set back and a full disk.
 
     PYTHONPATH=. python benchmarks/own_cost/long_day.py [STEPS] [--json FILE]
 
-STEPS is 1,000,000 by default, the number of steps of a day at 86 ms per step. Each step has a
-collective of the fake backend; after every hundred steps there is a short pause. After a minute,
-the wall clock is set back by an hour. The traces are on a file system of 4 MB, which is full from
-three quarters of the steps on. A trace has room for its summary, which is overwritten in place, so
-a full disk need not lose a summary. Needs root, for that file system, and a C compiler, for the
-clock. The exit code is 1 if a demand is not met.
+STEPS is 1,000,000 by default: a day has this many steps of 86 ms. Each step has a collective of the
+fake backend, and a short pause follows after every hundred steps. After a minute, the wall clock is
+set back by an hour. The traces are on a file system of 4 MB, which is filled after three quarters
+of the steps. The summary can be written even then, because each trace reserves room for its
+summary. The script needs root for the file system, and a C compiler for the clock. The exit code is
+1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fill(directory: Path) -> None:
 
 
 def train(directory: Path, steps: int) -> dict[str, Any]:
-    """Runs the steps under capture; returns figures of memory, trace and records."""
+    """Runs the steps under capture; returns the figures."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -127,7 +127,6 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def main() -> int:
-    """Runs the day in a process of its own; prints the figures and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("steps", type=int, nargs="?", default=STEPS)
     parser.add_argument("--json", type=Path, help="write the figures to this file")

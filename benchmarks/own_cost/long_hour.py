@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/own_cost/long_hour.py [--ranks 64] [--minutes 45] [--json FILE]
 
-The ranks are forked from a process that has imported torch, and mostly sleep: each step takes
-STEP_S seconds and has one all-reduce over gloo. Once a minute the script measures memory and
-processor time of ranks and monitor, and the files of the run. The exit code is 1 if a demand is not
-met.
+The ranks are forked from a process that has imported torch. A step takes STEP_S seconds, has one
+all-reduce over gloo, and sleeps most of the time. Once a minute the script measures the memory and
+processor time of the ranks and of the monitor, and the size of the run's files. The exit code is 1
+if a demand is not met.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from benchmarks.judging.results_file import write_json
 
 RANKS, MINUTES = 64, 45.0
 STEP_S = 5.0
-#: Largest allowed growth of one process's memory after the first tenth of the run.
+#: Largest allowed growth of a rank's memory, and of the run's files, after the first tenth of the
+#: run.
 MOST_GROWTH_BYTES = 1_000_000
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -121,8 +122,7 @@ def measured(ranks: int, minutes: float) -> dict[str, Any]:
         looks, every_s = [], min(60.0, minutes * 6)
         try:
             for number in range(1, int(minutes * 60 / every_s)):
-                # A measurement takes a second itself, and the last one must not be after the ranks'
-                # end.
+                # A measurement itself takes a second. No measurement may come after the ranks' end.
                 time.sleep(max(0.0, begin_s + number * every_s - time.monotonic()))
                 looks.append(look(begin_s, pids, monitor.pid, run))
                 print(json.dumps(looks[-1]), flush=True)
@@ -178,7 +178,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             ranks_growth < ranks * MOST_GROWTH_BYTES,
         ),
         at_most(
-            "growth of the monitor's memory in the run's second half, while its histograms fill",
+            "growth of the monitor's memory in the run's second half, while histograms fill",
             100 * monitor_growth,
             5,
             " %",
@@ -211,13 +211,12 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def main() -> int:
-    """Runs the job; prints the figures and the demands."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--minutes", type=float, default=MINUTES)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     figures = measured(args.ranks, args.minutes)
     print(json.dumps({name: value for name, value in figures.items() if name != "looks"}))

@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/own_cost/long_run.py [COLLECTIVES] [--json FILE]
 
-COLLECTIVES is 1,000,000 if not given. The fake backend does nothing, so this is the highest rate at
-which one thread can issue. Demands: memory grows by less than 1 MB between a tenth of the run and
-its end, the trace stays below 1 MB, and the summary accounts for every collective. The exit code is
-1 if a demand is not met. Figures are of this process alone.
+COLLECTIVES is 1,000,000 if not given. The fake backend does nothing, so one thread issues
+collectives at the highest possible rate. After the first tenth of the run, the memory of this
+process may grow by less than 1 MB. The trace must stay below 1 MB, and the summary may lack only
+collectives whose records were dropped. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.judging.demands import Demand, judged
 from benchmarks.judging.results_file import write_json
 
 COLLECTIVES, STEPS = 1_000_000, 1000
-#: Limit of memory's growth, and of the trace's size.
+#: Limit of the memory's growth, and of the trace's size.
 MOST_BYTES = 1_000_000
 
 
@@ -37,7 +37,7 @@ def rss_bytes() -> int:
 
 
 def measure(directory: Path, collectives: int) -> dict[str, Any]:
-    """Runs collectives in steps, under capture; returns figures of memory and trace."""
+    """Runs collectives under capture; returns the figures."""
     import torch
     import torch.distributed as dist
 
@@ -75,8 +75,8 @@ def measure(directory: Path, collectives: int) -> dict[str, Any]:
 
 def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
     """Checks the demands on the figures of a run of ``wanted`` collectives."""
-    # Each collective has an issue and a completion. If the issue's record is dropped, the summary
-    # counts neither; if the completion's record is dropped, it lacks the completion.
+    # The summary counts the issue and the completion of each collective. Without the issue's
+    # record, the summary counts neither of the two.
     lost = 2 * figures["collectives"] - figures["counted"] - figures["completed"]
     grown, trace = figures["rss_growth_bytes"], figures["trace_bytes"]
     done, limit = figures["collectives"], f"below {MOST_BYTES:,} bytes"
@@ -105,7 +105,6 @@ def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
 
 
 def main() -> int:
-    """Runs the collectives; prints the figures and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("collectives", type=int, nargs="?", default=COLLECTIVES)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -119,8 +118,8 @@ def main() -> int:
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    # The other rank never writes its arrivals; the memory of records that wait for these is
-    # bounded.
+    # The other rank does not exist, so its arrivals never come. Records that wait for arrivals take
+    # only bounded memory.
     assert _native.native is not None
     _native.native.arrivals_create(1, 0, 2)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,7 +1,7 @@
-"""Prints the machine code of commprof that a training process maps, in kB.
+"""Prints how much machine code of commprof a training process maps, in kB.
 
-The process trains a small model with DDP, first with recording only, as with `commprof run`, then
-also with a compressor. To measure another checkout, put it first into PYTHONPATH.
+The process trains a small model with DDP and recording, and then attaches a compressor to another
+model. To measure another checkout, put its path first into PYTHONPATH.
 
     PYTHONPATH=. python benchmarks/own_cost/mapped_code.py
 """
@@ -72,7 +72,6 @@ def measured() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Prints the table."""
     by_title = measured()
     libraries = sorted({name for code in by_title.values() for name in code})
     rows = [

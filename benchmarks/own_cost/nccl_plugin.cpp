@@ -1,9 +1,7 @@
-// Times the events of NCCL's calling thread in turns: with an empty plugin,
-// which does nothing, with the profiler plugin PLUGIN, and with PLUGIN when it
-// passes all events on to the empty plugin. Usage: nccl_plugin PLUGIN COPY
-// ROUNDS, where COPY is a copy of PLUGIN. Prints for each round the nanoseconds
-// of CPU time per collective: with the empty plugin, with PLUGIN, and with
-// both.
+// Measures the CPU time that a profiler plugin adds to NCCL's calling thread.
+// Usage: nccl_plugin PLUGIN COPY ROUNDS, where COPY is a copy of PLUGIN. Prints
+// a line per round: the ns per collective with an empty plugin, with PLUGIN,
+// and with COPY, which passes all events on to the empty plugin.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -52,8 +50,7 @@ nccl::Result emptyState(void*, int, nccl::StateArgs*) {
 
 } // namespace
 
-// The empty plugin. PLUGIN finds it in the program itself, and takes it for the
-// plugin of a user.
+// The empty plugin. COPY finds it in the program itself, as a user's plugin.
 extern "C" __attribute__((visibility("default"))) nccl::TableV5 ncclProfiler_v6;
 nccl::TableV5 ncclProfiler_v6 =
     {"empty", emptyInit, emptyStart, emptyStop, emptyState, emptyStop};
@@ -74,8 +71,8 @@ class Side {
     setenv("COMMPROF_NCCL_PLUGIN", users, 1);
     player_.init(communicator_);
   }
-  // Plays one batch after the other. The kernels' events are played between
-  // batches, by a thread of their own, and are not timed.
+  // Plays the batches one after another. The kernels' events are not timed:
+  // another thread plays them between batches.
   double nsPerCollective() {
     uint64_t spent_ns = 0;
     for (int i = 0; i < kBatches; ++i) {

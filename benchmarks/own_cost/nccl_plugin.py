@@ -1,10 +1,9 @@
-"""Measures the time that NCCL's profiler plugin adds to a collective's calling thread.
+"""Measures the CPU time that commprof's NCCL plugin adds to the calling thread of a collective.
 
-A small program plays the events of a collective (call, operation, four channels) in turns to the
-plugin, to an empty plugin, and to the plugin when it passes events on to the empty plugin. It
-measures the CPU time of the calling thread. The exit code is 1 if a collective takes more than 300
-ns longer with the plugin than with the empty plugin, or if passing all events on adds more than
-another 100 ns.
+A small program plays the events of collectives to three plugins in turns: to an empty plugin, to
+commprof's plugin, and to a copy of commprof's plugin that passes all events on to the empty plugin.
+The exit code is 1 if a collective takes more than 300 ns longer with commprof's plugin than with
+the empty plugin, or if passing events on takes more than another 100 ns.
 
     PYTHONPATH=. python benchmarks/own_cost/nccl_plugin.py [--json FILE]
 """
@@ -28,17 +27,16 @@ from benchmarks.judging.results_file import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "commprof" / "libnccl-profiler-commprof.so"
-#: Largest time added to a collective, in ns.
+#: Largest allowed time that the plugin adds to a collective.
 MOST_NS = 300.0
-#: Largest time that passing events on adds to a collective, in ns.
+#: Largest allowed time that passing events on adds to a collective.
 MOST_PASSING_ON_NS = 100.0
 
 
 def main() -> int:
-    """Measures the rounds; prints the demand."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--json", type=Path, help="write all times there")
+    parser.add_argument("--json", type=Path, help="write all times to this file")
     args = parser.parse_args()
     results = {"rounds_ns": _rounds(args.rounds)}
     write_json(args.json, results)
@@ -46,7 +44,7 @@ def main() -> int:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on the time that the plugin adds to a collective's calling thread."""
+    """Checks the time that the plugin adds to a collective."""
     rounds = np.array(results.get("rounds_ns", []))
     if len(rounds) == 0:
         return []
@@ -65,7 +63,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
 
 
 def _rounds(count: int) -> list[list[float]]:
-    """Returns the ns per collective with the empty plugin, commprof's, and both, by round."""
+    """Returns each round's ns per collective: empty plugin, commprof's plugin, and both."""
     with tempfile.TemporaryDirectory(prefix="commprof-nccl-") as directory:
         program = str(Path(directory) / "nccl_plugin")
         source = str(Path(__file__).with_suffix(".cpp"))

@@ -1,10 +1,12 @@
-"""Tests that NCCL's profiler plugin does not harm a job, even if calls or processes go wrong.
+"""Tests that commprof's NCCL plugin does no harm, even if calls or processes go wrong.
 
-Plays calls in random orders, with random handles, from several threads, beside another plugin that
-returns any kind of handle; kills processes while they play collectives; and plays many events in
-one process. The first two kinds of tests run under the address and undefined-behaviour sanitizers,
-and under the thread sanitizer. The exit code is 1 if a process crashes or a sanitizer reports
-anything, if the trace of a killed process lacks a collective that had ended, or if memory grows.
+There are three tests. The first plays calls in random orders, with random handles, from several
+threads, beside another plugin that returns handles of any kind. The second kills processes while
+they play collectives. These two run under the address and undefined-behaviour sanitizers, and again
+under the thread sanitizer. The third plays many events in one process.
+
+The exit code is 1 if a process crashes, if a sanitizer reports anything, if the trace of a killed
+process lacks a collective that had ended, or if memory grows.
 
     PYTHONPATH=. python benchmarks/own_cost/nccl_plugin_harm.py [--json FILE]
 """
@@ -36,22 +38,21 @@ SANITIZERS = {
 VERSIONS = (3, 4, 5, 6, 7)
 #: Number of random orders of calls that one process plays.
 ORDERS_A_PROCESS = 50
-#: Number of events that the player plays per collective, on four channels; events that only end
-#: another event are not counted.
+#: Number of events of a collective on four channels. Events that only end another event do not
+#: count.
 EVENTS_A_COLLECTIVE = 6
-#: Records of a collective: issue, operation, and the operation's begin and end on the GPU.
+#: Number of records of a collective: issue, operation, begin on the GPU, and end on the GPU.
 RECORDS_A_COLLECTIVE = 4
-#: Largest allowed growth of memory between a tenth of the events and all events, in bytes.
+#: Largest allowed growth of memory after the first tenth of the events.
 MOST_GROWTH_BYTES = 1_000_000
 
 
 def main() -> int:
-    """Runs all tests; prints the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--orders", type=int, default=1000, help="random orders per sanitizer")
     parser.add_argument("--kills", type=int, default=200, help="killed processes per sanitizer")
     parser.add_argument("--events", type=int, default=100_000_000)
-    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
     results: dict[str, Any] = {"sanitizers": {}}
     for sanitizers in SANITIZERS:
@@ -68,7 +69,7 @@ def main() -> int:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on crashes, reports of sanitizers, lost collectives, and memory."""
+    """Checks the demands on all three tests."""
     found = []
     for sanitizers, counts in results["sanitizers"].items():
         under = f"under {SANITIZERS[sanitizers]}"
@@ -86,7 +87,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
             found.append(Demand(what, f"{growth:,} bytes", asked, growth < MOST_GROWTH_BYTES))
         records = last[0] // EVENTS_A_COLLECTIVE * RECORDS_A_COLLECTIVE
         percent = 100 * results["memory"]["dropped"] / records
-        what = f"dropped records, of {records:,}, with a pause of 1 ms per 500 collectives"
+        what = f"records dropped, out of {records:,}, with a pause of 1 ms per 500 collectives"
         found.append(at_most(what, percent, 1.0, " %"))
     return found
 
@@ -136,8 +137,8 @@ def survived(tree: Path, orders: int) -> int:
 def whole_after_kill(tree: Path, kills: int) -> int:
     """Returns the number of killed processes whose trace has every collective that had ended.
 
-    A kill may cut off the trace within a block; its records are then read from the ring files,
-    which outlive the process.
+    A kill may cut off the trace within a block. Then the block's records are read from the ring
+    files, which outlive the process.
     """
     rng = random.Random(1)
     whole = 0
@@ -164,13 +165,14 @@ def whole_after_kill(tree: Path, kills: int) -> int:
             whole += good
             if not good:
                 print(
-                    f"kill {number}: {timed} of {ended}, {trace.problems}\n{said.decode()[-4000:]}"
+                    f"kill {number}: {ended} collectives had ended, the trace has {timed}, "
+                    f"{trace.problems}\n{said.decode()[-4000:]}"
                 )
     return whole
 
 
 def memory(events: int) -> dict[str, Any]:
-    """Returns the bytes of memory after each tenth of the events, and the dropped records."""
+    """Returns memory in bytes after each tenth of the events, and the count of dropped records."""
     tree = build("", "test_nccl_harm", "nccl-profiler-commprof", "logging-v6")
     plugin = tree / "libnccl-profiler-commprof.so"
     with tempfile.TemporaryDirectory(prefix="commprof-nccl-") as out:

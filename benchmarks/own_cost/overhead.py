@@ -1,21 +1,21 @@
 """Measures the cost of recording, against processes that have never imported commprof.
 
-Each mode is a process per rank, with a model of its own; the modes take turns of a few steps, in
-shuffled order, round after round, and a process is stopped between its turns. The first steps of a
-turn are not counted, because the caches still hold another process's data. Turns are short, because
-a machine's speed drifts: means of 2 steps and means of 32 steps both scatter by 2 to 3 %. The ratio
-of two plain processes is the A/A control. Processes differ permanently by their memory's placement,
-so each has holes of random size in its memory, and all are restarted again and again. The rounds
-from one start to the next are a *generation*. It gives one ratio per mode, the median over its
-rounds, and an interval follows from Wilcoxon's signed ranks over generations, like the report's
-interval of commprof's own cost. A ratio is relative to the mean of the two plain processes in the
-same round. Modes whose cost is far above the others' take part in the first rounds of a generation
-only.
+There is one process per mode and rank, with a model of its own. The modes take turns of a few
+steps, in random order. A process is stopped between its turns, so the caches hold another process's
+data when a turn begins. The first steps of a turn are therefore not counted. Turns are short,
+because a machine's speed drifts. The ratio of two plain processes is the A/A control.
 
-CPU time, of the training thread or of the process, is the sum over all ranks; wall time is that of
-the slowest rank. A demand on CPU time of, for example, 1.002 allows an estimate of at most 1.002,
-with ends of its interval at most 0.002 away; a demand on wall time limits the interval's upper end.
-The exit code is 1 if a demand is not met. Generations go on for ``--minutes``.
+A process is always a little faster or slower than its equal, because its memory lies elsewhere. So
+each process has holes of random size in its memory, and all processes are restarted again and
+again. The rounds from one start to the next are a *generation*. A round's ratio is the step of a
+mode, divided by the mean step of the two plain processes. A generation gives the median ratio of
+its rounds, and the interval follows from Wilcoxon's signed ranks over generations. Costly modes
+take part in the first rounds of a generation only.
+
+CPU time is the sum over all ranks; wall time is that of the slowest rank. A limit of 1.002 on CPU
+time allows a ratio of at most 1.002, with the ends of its interval at most 0.002 away. A limit on
+wall time applies to the upper end of the interval. The exit code is 1 if a demand is not met.
+Generations are repeated for ``--minutes``.
 
     PYTHONPATH=. python benchmarks/own_cost/overhead.py [--minutes 8] [--models MODEL ...]
         [--json FILE]
@@ -48,7 +48,7 @@ from benchmarks.judging.results_file import read_json, write_json
 from commprof.stats.intervals import Interval, signed_rank_ratio
 from tests.support.machines.ranks import free_port
 
-#: Numbers of: counted steps of a turn, uncounted steps before them, and turns of a process.
+#: Numbers of counted steps per turn, of uncounted steps before them, and of turns.
 Turns = tuple[int, int, int]
 SIZES: dict[str, Turns] = {
     "small": (25, 5, 10),
@@ -56,14 +56,14 @@ SIZES: dict[str, Turns] = {
     "medium": (2, 2, 48),
     "large": (2, 1, 40),
 }
-#: Models whose steps have a limit, and the limit by mode: the largest ratio of a step to a step
-#: without commprof.
+#: Models whose steps have a limit.
 ASKED = ("small", "medium", "large")
 RECORDED = ("always-on", "full", "full, attached")
+#: Largest allowed ratio to a step without commprof, by mode.
 MOST_CPU = dict(zip(RECORDED, (1.002, 1.005, 1.005), strict=True))
 MOST_WALL = dict(zip(RECORDED, (1.005, 1.01, 1.01), strict=True))
 PLAIN, CONTROL, PROFILER = "plain", "A/A control", "torch.profiler"
-#: Mode in which commprof's hook averages gradients as DDP itself does, without a compressor.
+#: Mode in which commprof's hook averages gradients, without a compressor.
 HOOK = "full, hook"
 MODES = (PLAIN, CONTROL, *RECORDED, HOOK, PROFILER)
 #: Modes that need less precision, and the number of rounds that they take part in.
@@ -76,30 +76,30 @@ CLOCKS = {
     "instructions": "instructions of the training thread",
     "wall": "wall time",
 }
-#: Settings of malloc that place tensors one after another in every process. If Linux places each
-#: tensor (mmap), steps of equal models in one process differ by up to 19 % in time.
+#: Settings with which malloc places all tensors in its heap. With mmap, equal models in one process
+#: differ by up to 19 % in the time of a step.
 ALIKE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 RANK_SCRIPT = Path(__file__).parents[1] / "ranks" / "overhead_rank.py"
 
-#: Values in ms per step, by mode and clock: one list per generation, one value per round.
+#: Values per step, by mode and clock: one list per generation, with one value per round. Times are
+#: in ms.
 Cell = dict[str, dict[str, list[list[float]]]]
-#: Ratio with the ends of its interval, by clock and column of the table; and the median step of a
-#: plain process, as ``TYPICAL_MS``.
+#: Ratio and the ends of its interval, by clock and column. The column ``TYPICAL_MS`` has the median
+#: step of a plain process instead.
 Ratios = dict[str, dict[str, Any]]
 TYPICAL_MS = "plain ms"
-#: Column: step with a hook divided by the step of an attached model without a hook.
+#: Column with the step of ``HOOK``, divided by the step of an attached model without a hook.
 ADDED_BY_HOOK = "hook / attached"
 #: Function that writes all ratios so far into the results file.
 Keep = Callable[[Mapping[str, Ratios]], None]
 
 
 def main() -> int:
-    """Measures all modes in turns; prints a table for each clock, and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8.0, help="time to measure (default: 8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit (default: 8)")
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument(
-        "--json", type=Path, help="add all ratios to this file, beside those of other models"
+        "--json", type=Path, help="add all ratios to this file; other models' ratios are kept"
     )
     args = parser.parse_args()
     end_s = time.monotonic() + 60 * args.minutes
@@ -108,16 +108,15 @@ def main() -> int:
         args.models, end_s, lambda found: write_json(args.json, {**before, **found})
     )
     for clock, name in CLOCKS.items():
-        print(f"\n{name[0].upper()}{name[1:]} per step / that of plain processes [95 %]\n")
+        print(f"\n{name[0].upper()}{name[1:]} per step, relative to plain processes [95 %]\n")
         print(table(results, clock) or "not available on this machine", flush=True)
     return judged(demands(results))
 
 
 def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Ratios]:
-    """Measures each model and number of ranks in turn, again and again, while there is time.
+    """Measures generations of all models and numbers of ranks, while there is time.
 
-    Each time is a generation: its processes are started for it, and end with it. When all models
-    and numbers of ranks have had one more generation, ``keep`` gets all ratios so far.
+    After each generation, ``keep`` gets all ratios so far.
     """
     asked = [(size, ranks) for size, ranks in _cells() if size in models]
     cells: dict[str, Cell] = {cell_name(*cell): {} for cell in asked}
@@ -144,35 +143,34 @@ def _cells() -> list[tuple[str, int]]:
 
 
 def add(kept: Cell, one: dict[str, dict[str, list[float]]]) -> None:
-    """Adds one generation's values to ``kept``, those of the same model and number of ranks."""
+    """Adds the values of one generation to ``kept``."""
     for mode, clocks in one.items():
         for clock, values in clocks.items():
             kept.setdefault(mode, {}).setdefault(clock, []).append(values)
 
 
 def cell_name(size: str, ranks: int) -> str:
-    """Returns the key of a model and number of ranks in the file."""
+    """Returns the key of a model and number of ranks in the results file."""
     return f"turns_{size}_{ranks}"
 
 
 class Processes:
-    """Ranks of one mode, which run during the mode's turns and are stopped otherwise."""
+    """The ranks of one mode, which are stopped between the mode's turns."""
 
     def __init__(self) -> None:
-        """Starts without ranks."""
         self._doors: list[socket.socket] = []
         self._lines: list[Any] = []
         self._pids: list[int] = []
 
     def add(self, door: socket.socket, lines: Any, pid: int) -> None:
-        """Adds a rank that has ended its warm-up, with the connection to it."""
+        """Adds a rank that has ended its warm-up, and stops it until its next turn."""
         self._doors.append(door)
         self._lines.append(lines)
         self._pids.append(pid)
         os.kill(pid, signal.SIGSTOP)
 
     def run(self, steps: int, uncounted: int = 1) -> list[dict[str, Any]]:
-        """Runs uncounted steps, then counted steps; returns the replies of the ranks."""
+        """Runs uncounted steps, and then counted steps; returns the ranks' replies."""
         self._signal(signal.SIGCONT)
         for lines in self._lines:
             print(steps, uncounted, file=lines, flush=True)
@@ -181,7 +179,7 @@ class Processes:
         return taken
 
     def turn(self, steps: int, uncounted: int) -> dict[str, float]:
-        """Runs a turn; returns its figures by clock, see the top of this file."""
+        """Runs a turn; returns its figures by clock."""
         taken = self.run(steps, uncounted)
         found = {"wall": max(one["wall"] for one in taken)}
         for clock in ("thread", "process", "instructions"):
@@ -212,7 +210,7 @@ def generation(
     turns: Turns,
     order: random.Random,
 ) -> dict[str, dict[str, list[float]]]:
-    """Starts processes of all modes; returns the rounds' values by mode and clock."""
+    """Starts processes of all modes; returns a value per round, by mode and clock."""
     steps, uncounted, rounds = turns
     found: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
@@ -230,9 +228,10 @@ def generation(
 
 @contextmanager
 def fork_server(backend: str = "gloo") -> Iterator[Any]:
-    """Yields a function that starts each mode's processes, forked from one that imported torch.
+    """Yields a function that forks processes from a process that has imported torch.
 
-    Arguments of the function: modes, size of the model, number of ranks, directory of traces.
+    The function takes modes, the size of the model, the number of ranks, and a directory for
+    traces.
     """
     with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as door:
         address = f"{place}/door"
@@ -277,8 +276,8 @@ def ratio(
 ) -> Interval | None:
     """Returns the ratio of a mode to the mean of plain processes, with its interval.
 
-    The control's ratio is relative to the other plain process. Returns None if the clock was not
-    measured.
+    The control is compared with the other plain process only. Returns None if the clock has fewer
+    than two generations.
     """
     if clock not in cell.get(mode, {}) or len(cell[mode][clock]) < 2:
         return None
@@ -291,7 +290,7 @@ def ratio(
 
 
 def ratios_of(cell: Cell) -> Ratios:
-    """Returns the ratios of a model and number of ranks, for the tables and the demands."""
+    """Returns the ratios of one model and number of ranks."""
     found: Ratios = {}
     for clock in CLOCKS:
         if clock not in cell.get(PLAIN, {}):
@@ -313,7 +312,7 @@ def _interval(ratios: Ratios, clock: str, column: str) -> Interval | None:
 
 
 def table(results: Mapping[str, Ratios], clock: str, style: str = "simple") -> str:
-    """Returns a table with a row per model and ranks, a column per mode; empty if not measured."""
+    """Returns a table of the ratios by one clock; empty if the clock was not measured."""
     rows = []
     columns = (*MODES[1:], ADDED_BY_HOOK)
     for size, ranks in _cells():
@@ -327,12 +326,12 @@ def table(results: Mapping[str, Ratios], clock: str, style: str = "simple") -> s
 
 
 def shown(found: Interval | None) -> str:
-    """Returns a ratio with its interval."""
+    """Returns a ratio and its interval as text."""
     return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]" if found else "-"
 
 
 def demands(results: Mapping[str, Ratios]) -> list[Demand]:
-    """Checks the demands on CPU and wall time of each mode; torch.profiler must cost more."""
+    """Checks the limits of each mode, and that torch.profiler costs more."""
     found = []
     for size, ranks in _cells():
         of_cell = results.get(cell_name(size, ranks), {})
@@ -349,7 +348,7 @@ def demands(results: Mapping[str, Ratios]) -> list[Demand]:
 
 
 def below_profiler(where: str, clock: str, ratios: dict[str, Interval | None]) -> list[Demand]:
-    """Demands that all modes' ratios are below torch.profiler's; no demand if that is unknown."""
+    """Demands that torch.profiler costs more than all other modes, if it was measured."""
     known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
     if PROFILER not in known:
         return []

@@ -1,11 +1,11 @@
-"""Measures the time to read recordings of many events, and the memory to read large ones.
+"""Measures the time and memory of reports on large recordings.
 
     PYTHONPATH=. python benchmarks/own_cost/recording_size.py [--gigabytes 2] [--place FOLDER]
 
-Writes two recordings as torch.profiler would: the first has eight ranks with 100,000 events each,
-and the second has a single rank and the given gigabytes. Runs `commprof report` on each in its own
-process. Demands: at most 10 s of processor time for the eight ranks, and at most 1 GB of memory
-(largest resident set) for the large trace.
+Writes two recordings like torch.profiler's: one has eight ranks with 100,000 events each, and one
+has a single rank and the given gigabytes. `commprof report` reads each recording in a new process.
+Demands: at most 10 s of processor time for the eight ranks, and at most 1 GB of memory for the
+single rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.judging.demands import Demand, at_most, judged
 from tests.support.builders.profiler_traces import Event, document, kernel, rank_events
 
 EVENTS = 100_000
-#: Events in a step of ``rank_events``.
+#: Number of events in a step of ``rank_events``.
 PER_STEP = 5
 
 
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _events(rank: int) -> list[Event]:
-    """Returns events: a seventh of them are kernels and ranges; commprof ignores the rest."""
+    """Returns EVENTS events, of which commprof ignores six sevenths."""
     steps = EVENTS // (7 * PER_STEP)
     own = rank_events(min(rank, 1), steps=steps)
     passed = {**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}
@@ -63,7 +63,7 @@ def _events(rank: int) -> list[Event]:
 
 
 def _write_large(path: Path, size: float) -> int:
-    """Writes one rank's events repeatedly, each time with later times, so that all steps differ."""
+    """Writes the steps of one rank again and again, with later times and higher numbers."""
     steps = 1000
     events = rank_events(0, steps=steps)
     noise = [

@@ -1,7 +1,8 @@
 """Measures the processor time that recording the Python stack adds to one call of a collective.
 
-The calls go to torch's "fake" backend, which does nothing, at several depths of the Python stack,
-in turns with and without stacks. The exit code is 1 if recording a stack takes more than 15 us.
+The calls go to torch's "fake" backend, which does nothing. Calls at several depths of the Python
+stack are measured, in turns with and without recorded stacks. The exit code is 1 if recording a
+stack takes more than 15 us.
 
     PYTHONPATH=. python benchmarks/own_cost/stacks.py
 """
@@ -23,15 +24,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import commprof
 from benchmarks.judging.demands import at_most, judged
 
-#: Depths of the recursion in which a call is made: each level adds a frame to the Python stack. A
-#: training script has about 15 frames, with a framework about 40.
+#: Numbers of frames that recursion adds to the Python stack. A training script has about 15 frames,
+#: or about 40 with a framework.
 DEPTHS = (5, 20, 60)
 MOST_US = 15.0
 CALLS, REPEATS, TURNS = 200, 10, 4
 
 
 def main() -> int:
-    """Measures, prints a table and the demand."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
     rows = []
@@ -43,7 +43,7 @@ def main() -> int:
                 tempfile.TemporaryDirectory() as folder,
                 commprof.profile(folder, stacks=has_stacks),
             ):
-                # uncounted: the first stacks are new and are written to the trace
+                # not counted, because new stacks are written to the trace
                 below(depth, call_us)
                 times_us[has_stacks] += [below(depth, call_us) for _ in range(REPEATS)]
         medians = statistics.median(times_us[False]), statistics.median(times_us[True])
@@ -56,12 +56,12 @@ def main() -> int:
 
 
 def below(depth: int, measure: Callable[[], float]) -> float:
-    """Calls ``measure`` in a recursion of this depth, with a frame for each level."""
+    """Calls ``measure`` at the given depth of recursion."""
     return below(depth - 1, measure) if depth else measure()
 
 
 def call_us() -> float:
-    """Returns the processor time of this thread per call."""
+    """Returns this thread's processor time per call."""
     tensor = torch.zeros(4)
     began_ns = time.thread_time_ns()
     for _ in range(CALLS):

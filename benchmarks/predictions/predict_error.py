@@ -1,15 +1,16 @@
-"""Measures errors of predictions, with the `timed` workload on links of known rates.
+"""Measures the errors of predicted steps of DDP, on settings that are then run.
 
     PYTHONPATH=. python benchmarks/predictions/predict_error.py --results points.jsonl --minutes 10
 
-The model is fitted at 2 ranks and one bandwidth. It predicts 4 and 8 ranks, other bandwidths,
-bucket caps and hooks. Each predicted point is then run, between hosts that are network namespaces
-with a rate limit (which needs root), and the median step is compared: predicted divided by
-measured. The bounds "no overlap" and "perfect overlap" are compared too. With --results, points in
-the file are not run again, so a study can continue where it stopped. `--transformer` does the same
-for the transformer workload on this host, with caps and hooks at 2 ranks; both studies may share a
-file. A run is repeated, up to four times in all, if the hypervisor took more than `MOST_STOLEN` of
-its processor time. The exit code is 1 if a demand is not met.
+A model is fitted to runs of the `timed` workload at 2 ranks and one bandwidth. It predicts steps at
+4 and 8 ranks, with other bandwidths, bucket caps and hooks. Each predicted setting is a point.
+Every point is then run, and its measured median step is compared with the prediction and with two
+bounds, "no overlap" and "perfect overlap". The ranks run on network namespaces with a rate limit,
+so root is needed. A run is repeated, up to three times, if the hypervisor took more than
+`MOST_STOLEN` of the processor time. With --results, points in the file are not run again.
+
+`--transformer` studies the transformer workload instead, on this host, with bucket caps and hooks
+at 2 ranks. Both studies may share a file. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -45,21 +46,19 @@ from tests.support.machines import netns
 MIB = 1 << 20
 STEPS, TRANSFORMER_STEPS = 14, 12
 BURST_KIB = 64
-#: Length of a link's queue, so long that no packet is lost: a loss would cost TCP a large part of a
-#: step.
+#: Length of a link's queue. The queue is long, because a lost packet would cost TCP a large part of
+#: a step.
 QUEUE = "2s"
-#: CUBIC, Linux's default, ends slow start when the delay rises (HyStart). On a link that ranks
-#: share, the delay does rise. The window then stays smaller than a message, and the rest of the
-#: message waits for a round trip through the other ranks' queues. This happened in some steps only,
-#: took 90 of 350 ms with fp16 on 8 ranks at 80 Mbit/s, and is not in the model. It does not happen
-#: with Reno, which fills the link.
+#: CUBIC, Linux's default, ends slow start when the delay rises (HyStart), as it does on a link that
+#: ranks share. The window then stays too small. In some steps this cost 90 of 350 ms (fp16, 8
+#: ranks, 80 Mbit/s). The model does not include this. Reno fills the link.
 CONGESTION = "reno"
-#: In the order of backward: ms of each layer, and MB of its gradient.
+#: Backward time (ms) and gradient size (MB) of each layer, in the order of backward.
 BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
 GRADIENT_MB = (0.4, 0.2, 0.6, 0.1, 0.3, 0.5, 0.15, 0.25, 0.35, 0.2)
-#: Caps for one bucket per layer and for a single bucket; all caps are in MiB.
+#: Bucket caps in MiB. ``FINEST`` gives a bucket per layer, and ``ONE`` a single bucket.
 FINEST, ONE = 0.01, 100.0
-#: Factor on the gradients' size in the run whose small buckets show the latency.
+#: Factor on the size of gradients in a run with small buckets, which shows the latency.
 SMALL = 0.01
 CAPS_MIB = (FINEST, 0.5, 1.0, ONE)
 TRANSFORMER_CAPS_MIB = (0.25, 2.0, 5.0, ONE)
@@ -67,8 +66,8 @@ RATES_MBIT = (80, 160, 320)
 FITTED_MBIT, FITTED_RANKS = 160, 2
 HOOKS = ("", "fp16", "topk:ratio=0.05")
 RANKS = (4, 8)
-#: Allowed errors: mean, and worst. The transformer's steps differ by more than the allowed worst
-#: error from run to run, so there is no demand on a single step.
+#: Largest allowed mean error and worst error. The transformer's worst error has no limit, because
+#: its steps vary by more than this from run to run.
 MEAN, WORST = 0.05, 0.15
 ERRORS = {
     "model": "error",
@@ -79,7 +78,7 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Point:
-    """Setting that is predicted, and then run."""
+    """A setting that is predicted, and then run."""
 
     ranks: int
     rate_mbit: int
@@ -87,7 +86,7 @@ class Point:
     hook: str
 
     def workload(self, scale: float) -> str:
-        """Returns the workload's options, with gradients ``scale`` times as large."""
+        """Returns the workload, with the sizes of its gradients multiplied by ``scale``."""
         sizes = [size * scale for size in GRADIENT_MB]
         backward, gradient = (
             "/".join(f"{x:g}" for x in values[::-1]) for values in (BACKWARD_MS, sizes)
@@ -109,7 +108,7 @@ class Point:
         )
 
 
-#: Largest number of runs of a point while the hypervisor disturbs it.
+#: Largest number of runs of a point that the hypervisor disturbs.
 _TRIES = 4
 
 
@@ -118,7 +117,7 @@ def _cores() -> int:
 
 
 def points(seed: int = 0) -> list[Point]:
-    """Returns all points, in an order in which any leading part is a fair sample."""
+    """Returns all points in random order."""
     grid = itertools.product(RANKS, RATES_MBIT, CAPS_MIB, HOOKS)
     found = [Point(*values) for values in grid]
     random.Random(seed).shuffle(found)
@@ -126,7 +125,10 @@ def points(seed: int = 0) -> list[Point]:
 
 
 def record(point: Point, directory: Path, scale: float = 1.0) -> tuple[list[RecordedJob], int]:
-    """Runs a point's setting, again if a rank fails; returns the recording and packets lost."""
+    """Runs a point; returns its recording and the number of lost packets.
+
+    A run in which a rank fails is repeated once.
+    """
     name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}_{scale:g}"
     workload = point.workload(scale)
     job = Job(workload, point.ranks, directory, STEPS, hook=False, compressor=point.hook)
@@ -166,12 +168,12 @@ def fitted(directory: Path) -> Replay:
 def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Predicts and measures caps and hooks at 2 ranks on this host.
 
-    The predictions are made from recordings of one cap with each hook.
+    The predictions come from recordings of one cap with each hook.
 
-    This machine's speed drifts by more than the demanded error from minute to minute. So all
-    settings run in shuffled rounds. The setting whose steps the model replays (that cap, no hook)
-    runs twice in each round. The measured step of a setting is its median ratio to this replayed
-    setting in the same round, times the median step of the replayed run.
+    The speed of this machine drifts by more than the allowed error. So all settings run in every
+    round, in random order, and the setting that the model replays runs twice. The measured step of
+    a setting is its median ratio to the replayed setting in the same round, times the median step
+    of the replayed setting.
     """
     asked = list(itertools.product(TRANSFORMER_CAPS_MIB, HOOKS))
     replayed = (1.0, "")
@@ -210,7 +212,6 @@ def _row(
     measured: Sequence[RecordedJob],
     step_s: float,
 ) -> dict[str, Any]:
-    """Returns a row; ``measured`` are runs of the setting, ``step_s`` is its measured step."""
     found = replay.predict(scenario)
     values = {
         "measured": step_s,
@@ -230,22 +231,20 @@ def _row(
 
 
 def _mean_step_s(runs: Sequence[RecordedJob]) -> float:
-    """Returns the mean of the runs' median steps."""
     return float(np.mean([_step_s(each) for each in runs]))
 
 
 def _step_s(run: RecordedJob) -> float:
-    """Returns the median step of a run."""
     return float(np.median(run.schedule.period_s))
 
 
 def is_transformer(row: dict[str, Any]) -> bool:
-    """True for a row of the transformer study, whose rows name neither ranks nor link."""
+    """True for a row of the transformer study; such a row has no number of ranks."""
     return "ranks" not in row
 
 
 def errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Returns mean and worst absolute error of the model, "no overlap" and "perfect overlap"."""
+    """Returns the mean and the worst absolute error of the model and of each bound."""
     found = {}
     for what, name in ERRORS.items():
         values = np.abs([row[name] for row in rows])
@@ -275,18 +274,18 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="JSON lines; points in it are not run again")
+    parser.add_argument("--results", type=Path, help="points in this file are not run again")
     parser.add_argument(
         "--minutes",
         type=float,
         default=10,
-        help="start no point after this time (not for --transformer)",
+        help="start no point after MINUTES (not with --transformer)",
     )
     parser.add_argument(
         "--points", type=int, default=len(points()), help="at most this many points"
     )
-    parser.add_argument("--transformer", action="store_true", help="study the transformer")
-    parser.add_argument("--rounds", type=int, default=6, help="of --transformer (default: 6)")
+    parser.add_argument("--transformer", action="store_true", help="study the transformer workload")
+    parser.add_argument("--rounds", type=int, default=6, help="for --transformer (default: 6)")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     rows = [row for row in read_rows(args.results) if is_transformer(row) == args.transformer]
@@ -324,7 +323,7 @@ def _study(
 def _undisturbed(
     point: Point, directory: Path, scale: float = 1.0
 ) -> tuple[list[RecordedJob], int, float]:
-    """Repeats `record` while the hypervisor steals too much time; also returns the stolen share."""
+    """Repeats `record` if the hypervisor steals too much time; adds the stolen share."""
     for attempt in range(_TRIES):
         stolen = Stolen()
         measured, lost = record(point, directory / f"try_{attempt}", scale)
@@ -336,12 +335,11 @@ def _undisturbed(
 
 
 def _judged(rows: list[dict[str, Any]]) -> int:
-    """Prints the errors and the demands; returns the exit code."""
     if not rows:
         raise SystemExit("no point was run; give more --minutes")
     print(tabulate(rows, headers="keys", floatfmt=".3g"))
     for what, (mean, worst) in errors(rows).items():
-        print(f"{what}: {mean:.2%} in the mean, {worst:.2%} at worst")
+        print(f"{what}: mean error {mean:.2%}, worst error {worst:.2%}")
     return judged(demands(rows))
 
 

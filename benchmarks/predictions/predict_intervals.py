@@ -3,14 +3,15 @@
     PYTHONPATH=. python benchmarks/predictions/predict_intervals.py --results intervals.jsonl
         --minutes 8
 
-Every job trains the `timed` workload over gloo on this host, with random compute and gradients: at
-2, 3 and 4 ranks with one bucket cap, and at one of these world sizes with another cap. Each world
-size is predicted from the two other sizes; holding out one of these two shows the model's error.
-The other cap is predicted from all three sizes, of which two are held out in turn. An interval
-holds if it contains the measured median step of the predicted setting. Two other intervals are
-counted in the same way: the range that allows for sampling and fit alone, and this range widened by
-the worst held-out error. With --results, jobs in the file are not run again. The exit code is 1 if
-fewer than 95 of 100 intervals hold.
+A job trains the `timed` workload over gloo on this host, with random compute and gradients. It runs
+at 2, 3 and 4 ranks with one bucket cap, and at one of these sizes with another cap. Each size is
+predicted from the two other sizes, and the other cap is predicted from all three sizes. Held-out
+runs show the model's error.
+
+An interval holds if it contains the measured median step. The exit code is 1 if fewer than 95 of
+100 intervals hold. Two other intervals are counted, but have no limit: one allows for sampling and
+fit alone, and one is the same interval widened by the worst held-out error. With --results, jobs in
+the file are not run again.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from commprof.launch.job import Job
 STEPS = 25
 SIZES = (2, 3, 4)
 MIB = 1 << 20
-#: Number of intervals of 100 that must hold.
+#: Percentage of intervals that must hold.
 HOLD = 95
 
 
 def job(number: int) -> tuple[dict[str, Any], float, float, int]:
-    """Draws a job: workload's options, two bucket caps in MiB, ranks for the second cap."""
+    """Draws a job: options, two bucket caps in MiB, and the number of ranks for the second cap."""
     chosen = random.Random(number)
     layers = chosen.randint(3, 10)
     options = {
@@ -111,7 +112,7 @@ def _row(
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Checks that enough intervals hold; two other kinds of intervals are only shown."""
+    """Checks that enough intervals hold."""
     held, in_range, in_worst = (
         sum(row[name] for row in rows) for name in ("holds", "range_holds", "worst_error_holds")
     )
@@ -129,7 +130,7 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per interval")
-    parser.add_argument("--minutes", type=float, default=8, help="start no job after this time")
+    parser.add_argument("--minutes", type=float, default=8, help="start no job after MINUTES")
     parser.add_argument("--jobs", type=int, default=25, help="at most this many jobs (default: 25)")
     args = parser.parse_args()
     rows, kept = read_rows(args.results), Lines(args.results)

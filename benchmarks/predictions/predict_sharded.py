@@ -1,25 +1,24 @@
-"""Measures errors of predicted FSDP2, HSDP and DDP steps, on held-out settings that are then run.
+"""Measures the errors of predicted steps of FSDP2, HSDP and DDP, on settings that are then run.
 
     PYTHONPATH=. python benchmarks/predictions/predict_sharded.py --results points.jsonl
         --minutes 10
 
-One setting is recorded (2 ranks, 160 Mbit/s, fp32), and a model is fitted to its collectives. The
-model predicts other settings: numbers of ranks, rates, types, wrapped blocks, accumulation and
-HSDP. Each of these is then run between hosts that are network namespaces with a rate limit (which
-needs root), and the prediction is compared with the measured median step. Two answers that need no
-model are compared too: the step as it is now, and perfect overlap. Because other jobs may slow the
-machine down, a setting is run several times, and only the run with the shortest median step counts.
-All namespaces share this host's cores, and a prediction includes that.
+One setting is recorded (2 ranks, 160 Mbit/s, fp32), and a model is fitted to the recording. The
+model predicts other settings, called points: other numbers of ranks, rates, types, wrapped blocks,
+accumulation and HSDP. Every point is then run, and its measured median step is compared with the
+prediction. The measured step is also compared with two answers that need no model: the recorded
+step, and perfect overlap. The ranks run on network namespaces with a rate limit, so root is needed.
+All namespaces share the cores of this machine, and the prediction includes that. A point is run
+several times, and the run with the shortest median step counts, because other jobs may slow the
+machine down.
 
 There are three studies. `timed` runs the workload of this name, which sleeps, under FSDP2 and HSDP.
-`transformer` runs the transformer, which computes, in the same way. `ddp` runs the transformer
-under DDP, and varies only ranks and rates. In the transformer's points in bf16, only gradients are
-reduced in bf16: with parameters in bf16 it would also compute in bf16, and a recording in fp32 does
-not show how long that takes.
+`transformer` runs the transformer, which computes, under FSDP2 and HSDP. `ddp` runs the transformer
+under DDP, and varies only ranks and rates. In points with bf16, the transformer reduces gradients
+in bf16, but still computes in fp32: the recording does not show how long compute in bf16 takes.
 
-With --results, points in the file are neither run nor predicted again: if the machine has become
-faster or slower since, a new recording would predict their steps wrongly where ranks wait for
-cores. The exit code is 1 if a demand is not met.
+With --results, points in the file are neither run nor predicted again. The exit code is 1 if a
+demand is not met.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ from commprof.launch.job import Job
 from tests.support.machines import netns
 
 STEPS = 12
-#: Runs of the recorded setting, and of each point.
+#: Number of runs of the recorded setting, and of each point.
 BASE_RUNS, RUNS = 3, 2
-#: In forward order: ms of each layer's backward, and MB of its parameters.
+#: Backward time (ms) and parameters (MB) of each layer, in forward order.
 BACKWARD_MS = (40, 60, 30, 50, 45)
 PARAMETER_MB = (0.4, 0.9, 0.6, 1.2, 0.3)
 TIMED = (
@@ -70,40 +69,39 @@ TRANSFORMER = "transformer:vocab=512,d_model=128,feedforward=512,layers=6,sequen
 RATES_MBIT = (80, 160, 320)
 #: Rates that were not used while commprof's predictions were developed.
 TRANSFORMER_RATES_MBIT = (60, 120, 240)
-#: Eight ranks also get a slower link, because on the fastest link they wait for the cores that they
-#: share.
+#: Eight ranks also run on a slower link: on the fastest link, they wait for the machine's cores.
 SLOWER_MBIT_OF_8 = {"timed": 40, "transformer": 30}
-#: Number of ranks, and number of ranks that share one copy of the model; HSDP if fewer than all.
+#: Number of ranks, and number of ranks that share one copy of the model. If these numbers differ,
+#: the strategy is HSDP.
 SHAPES = ((2, 2), (4, 4), (4, 2), (8, 8), (8, 4))
 TRANSFORMER_SHAPES = SHAPES[:4]
 DTYPES = ("fp32", "bf16")
 DDP, DDP_RANKS = "ddp", (2, 4, 8)
-#: Number of blocks wrapped together, and the shapes that are run with it. These points are on the
-#: fastest link, where latency counts most.
+#: Number of blocks that are wrapped together, and the shapes of these points. Their link is the
+#: fastest, because latency counts most there.
 WRAPPED, WRAPPED_SHAPES = 2, ((2, 2), (4, 4), (4, 2))
-#: Number of backward passes per step, and the shapes that are run with it.
+#: Number of backward passes per step, and the shapes of these points.
 ACCUMULATED, ACCUMULATED_SHAPES = 3, ((2, 2), (4, 2))
-#: Allowed errors of a study's points: mean, and worst.
+#: Largest allowed mean error and worst error of a study's points.
 MEAN, WORST = 0.05, 0.15
-#: Two trivial answers need no model: the recorded step, and perfect overlap. Over the points at
-#: which these differ by at least ``APART`` of the step, the model's mean error may be at most
-#: ``OF_TRIVIAL`` of the better answer's mean error.
+#: Limit for points whose recorded step and perfect overlap differ by at least ``APART`` of the
+#: step: the model's mean error, divided by the smaller mean error of these two answers.
 OF_TRIVIAL, APART = 1 / 3, 0.2
 
 
 @dataclass(frozen=True)
 class Point:
-    """Setting that is predicted, and then run."""
+    """A setting that is predicted, and then run."""
 
     ranks: int
-    #: Ranks that share one copy of the model; 1 under DDP.
+    #: Number of ranks that share one copy of the model; 1 under DDP.
     shard_ranks: int
     rate_mbit: int
     dtype: str = "fp32"
     workload: str = "timed"
-    #: Neighbouring blocks that one ``fully_shard`` wraps.
+    #: Number of neighbouring blocks that one ``fully_shard`` wraps.
     wrap_blocks: int = 1
-    #: Backward passes per step.
+    #: Number of backward passes per step.
     accumulate: int = 1
 
     @property
@@ -122,12 +120,12 @@ class Point:
 
     @property
     def gather_dtype(self) -> str:
-        """Type of gathered parameters; the transformer computes in it, and so keeps fp32."""
+        """Type of the gathered parameters, in which the model also computes."""
         return self.dtype if self.workload == "timed" else "fp32"
 
     @property
     def scenario(self) -> Scenario:
-        """Returns the scenario, in which all hosts share the cores of this one."""
+        """The point as a scenario in which all hosts share the cores of this machine."""
         placed = Scenario(
             self.ranks,
             bandwidth_bytes_per_s=self.rate_mbit * 1e6 / 8,
@@ -152,24 +150,24 @@ DDP_BASE = Point(2, 1, 160, workload="transformer")
 
 
 def points(seed: int = 0) -> list[Point]:
-    """Returns points of the timed workload; any leading part of them is a fair sample."""
+    """Returns the points of the `timed` study, in random order."""
     return _shuffled("timed", SHAPES, RATES_MBIT, seed)
 
 
 def transformer_points(seed: int = 0) -> list[Point]:
-    """Returns points with real compute; any leading part of them is a fair sample."""
+    """Returns the points of the `transformer` study, in random order."""
     return _shuffled("transformer", TRANSFORMER_SHAPES, TRANSFORMER_RATES_MBIT, seed)
 
 
 def ddp_points(seed: int = 0) -> list[Point]:
-    """Returns points of the transformer under DDP; any leading part of them is a fair sample."""
+    """Returns the points of the `ddp` study, in random order."""
     rates = itertools.product(DDP_RANKS, TRANSFORMER_RATES_MBIT)
     found = [Point(ranks, 1, rate, workload="transformer") for ranks, rate in rates]
     random.Random(seed).shuffle(found)
     return found
 
 
-#: Points of each study, and the recorded setting.
+#: Points of each study, and the setting that is recorded.
 STUDIES = {
     "timed": (points, BASE),
     "transformer": (transformer_points, TRANSFORMER_BASE),
@@ -198,7 +196,10 @@ def _shuffled(
 
 
 def record(point: Point, directory: Path) -> RecordedJob:
-    """Runs a setting, again if a rank fails, and returns its recording."""
+    """Runs a setting, and returns its recording.
+
+    A run in which a rank fails is repeated once.
+    """
     workload = TIMED if point.workload == "timed" else TRANSFORMER
     batch = None if point.workload == "timed" else 4
     job = Job(
@@ -228,7 +229,7 @@ def record(point: Point, directory: Path) -> RecordedJob:
 
 
 def fitted(recorded: RecordedJob, rate_mbit: int) -> Replay | ShardedReplay:
-    """Returns a model of the recorded setting, with the costs of its own collectives."""
+    """Fits a model to a recording."""
     profile, _ = build_profile([], [recorded], ["the run"], rate_mbit * 1e6 / 8, 0.0)
     if isinstance(recorded.schedule, ShardedSteps):
         return ShardedReplay(recorded.schedule, profile)
@@ -237,18 +238,18 @@ def fitted(recorded: RecordedJob, rate_mbit: int) -> Replay | ShardedReplay:
 
 
 def step_s(recorded: RecordedJob) -> float:
-    """Returns the median step."""
+    """Returns the median step of a recording."""
     return float(np.median(recorded.schedule.period_s))
 
 
 def point_of(row: Mapping[str, Any]) -> Point:
-    """Returns the point of a row; rows of earlier versions lack fields that have a default."""
+    """Returns the point of a row; fields that the row lacks have their defaults."""
     known = {each.name for each in fields(Point)}
     return Point(**{name: value for name, value in row.items() if name in known})
 
 
 def row_of(point: Point, replay: Replay | ShardedReplay, measured_s: float) -> dict[str, Any]:
-    """Returns the point's figures in ms, and errors as shares of the measured step."""
+    """Returns a row: times in ms, and errors as fractions of the measured step."""
     found = replay.predict(point.scenario)
     values = {
         "predicted": found.step_s.value,
@@ -264,7 +265,7 @@ def row_of(point: Point, replay: Replay | ShardedReplay, measured_s: float) -> d
 
 
 def least_disturbed(point: Point, directory: Path, runs: int) -> RecordedJob:
-    """Returns the run with the shortest median step."""
+    """Runs a point ``runs`` times; returns the run with the shortest median step."""
     return min((record(point, directory) for _ in range(runs)), key=step_s)
 
 
@@ -280,7 +281,7 @@ def measured_rows(
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Returns the mean and worst absolute errors of the model and of both trivial answers."""
+    """Returns the mean and the worst absolute error of the model and of both trivial answers."""
     found = {}
     for name in ("predicted", "as_is", "perfect_overlap"):
         values = np.abs([row[f"{name}_error"] for row in rows])
@@ -315,8 +316,8 @@ def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="JSON lines; points in it are not run again")
-    parser.add_argument("--minutes", type=float, default=10, help="start no point after this time")
+    parser.add_argument("--results", type=Path, help="points in this file are not run again")
+    parser.add_argument("--minutes", type=float, default=10, help="start no point after MINUTES")
     parser.add_argument("--study", choices=STUDIES, default="timed")
     args = parser.parse_args()
     if reason := netns.unavailable():
@@ -335,7 +336,7 @@ def main() -> int:
         raise SystemExit("no point was run; give more --minutes")
     print(tabulate(rows, headers="keys", floatfmt=".3g"))
     for what, (mean, worst) in summary(rows).items():
-        print(f"{what}: mean error {mean:.2%}, worst {worst:.2%}, of {len(rows)} points")
+        print(f"{what}: mean error {mean:.2%}, worst error {worst:.2%}, {len(rows)} points")
     return judged(demands(rows, args.study))
 
 

@@ -1,41 +1,36 @@
-"""Tests that trials name the best candidate on a slow link, and no candidate if none can help.
+"""Tests that trials find the fastest candidate on a slow link, and recommend none on loopback.
 
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --out DIR --minutes 40
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py summary --out DIR
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --sharded --out DIR
 
-Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
-candidate alone for many steps, in several passes over the candidates, each in another order. `link`
-and `loopback` are trials: `link` at 1 Gbit/s between two hosts made of network namespaces (which
-need root), `loopback` on this host, without a limit. `all` alternates: passes of truth before,
-between and after the trials on the link.
+Two ranks train the `timed` workload, which sleeps instead of computing. The parts are:
 
-The two kinds of trials train different jobs, see LINK_WORKLOAD and LOOPBACK_WORKLOAD. On the link a
-step exchanges 12 MB during a backward pass of 12 ms; on loopback it exchanges 1 MB during one of
-48 ms, which hides nearly all of it. On loopback the verdict is based on headroom alone: without any
-exchange a step is less than 10 % shorter, so no candidate is recommended, whatever the candidates
-did. The study does not run the link's job on loopback.
+- `truth` runs each candidate alone for many steps, several times.
+- `link` runs trials at 1 Gbit/s between two hosts. The hosts are network namespaces, which need
+  root.
+- `loopback` runs trials on this host.
+- `all` runs the other parts. Some runs of `truth` are before the trials on the link, some between
+  them, and some after them.
 
---sharded does the same with settings of FSDP2 at 300 Mbit/s. `truth` sets them with COMMPROF_FSDP.
-A rank sends 8 MB per step, half of them for gradients. It sends 4 MB if parameters are gathered
-only once and gradients are reduced in bf16.
+On the link, a step exchanges 12 MB during a backward pass of 12 ms. On loopback, a step exchanges 1
+MB during a backward pass of 48 ms, which hides nearly all of the exchange. So no candidate can help
+much on loopback, and trials must recommend none.
 
-Each run appends one line to DIR/results.jsonl, and is not repeated while the line is there, so the
-study can be stopped at any time. A run that fails or does not end within two minutes leaves its
-reason there, and has a second try. A run is repeated, up to eight times, if the hypervisor took
-more than `MOST_STOLEN` of its processor time: its line is kept, but not used. With `--minutes`
-nothing new is started after that time.
+--sharded does the same with settings of FSDP2 at 300 Mbit/s. A rank then sends 8 MB per step. With
+parameters that are gathered only once, and gradients in bf16, a rank sends 4 MB.
 
-According to the lengths of steps and ten seconds to start each run, `all` takes half an hour on an
-idle machine: 9 minutes for five passes of truth, 12 for 20 trials on the link, 10 for 20 on
-loopback. `summary` prints the time of each part.
+Each run adds a line to DIR/results.jsonl. A run in this file is not repeated, so the study can be
+stopped at any time. A run that fails or takes more than two minutes is tried once more. A run
+counts only if the hypervisor took at most `MOST_STOLEN` of its processor time; otherwise the run is
+repeated, with at most eight runs in all. No run starts after `--minutes`.
 
-`summary` counts the trials that named the truly fastest candidate as the fastest, and the trials
-that had it among the candidates that they could not tell from the fastest. (Of these candidates a
-trial recommends the one that harms gradients least.) It also counts the intervals that contain the
-true ratio. `none again` runs the baseline `none` a second time, so its true ratio is 1: its
-intervals that contain 1 are counted over all trials. The exit code of `all` and `summary` is 1 if a
-demand is not met, or trials are missing.
+On an idle machine, `all` takes half an hour: 9 minutes for `truth`, 12 for `link` and 10 for
+`loopback`.
+
+`summary` counts the trials on the link that name the fastest candidate, and the intervals that
+contain the true ratio. The candidate `none again` is a second baseline, so its true ratio is 1. The
+exit code of `all` and `summary` is 1 if a demand is not met, or if trials are missing.
 """
 
 from __future__ import annotations
@@ -72,9 +67,10 @@ from commprof.tune.trials.found import analyse_trial
 from commprof.tune.trials.plan import parse_trial
 from tests.support.machines import netns
 
-#: Each host has one rank, so "hierarchical", which uses gloo between hosts, sends over gloo only.
+#: "hierarchical" sends everything over gloo here, because each host has only one rank.
 CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"
-#: 12 MB of gradients, 96 ms on the link, during a backward of 12 ms: fewer bytes are always better.
+#: The 12 MB of gradients take 96 ms on the link. The backward pass takes only 12 ms, so fewer bytes
+#: are always better.
 LINK_WORKLOAD = (
     "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1,"
     "gradients=normal"
@@ -87,14 +83,13 @@ SHARDED_LINK_WORKLOAD = (
 SHARDED_CANDIDATES = (
     "reshard-after-forward=false,prefetch=2,reshard-after-forward=false+reduce-dtype=bf16"
 )
-#: Only two layers: on a CPU torch reduces in the training thread, so only small reductions take
-#: almost no time. With four layers the exchange took 9 % of a step, and gathering only once won
-#: 3.6 % (means of 20 trials).
+#: The model has only two layers. On a CPU, torch reduces in the training thread, so only small
+#: reductions take almost no time. With four layers, gathering only once saved 3.6 % of a step.
 SHARDED_LOOPBACK_WORKLOAD = "timed:layers=2,data_ms=2,forward_ms=8,backward_ms=48,gradient_mb=0.1"
-#: Compute that hides the exchange of 1 MB on loopback.
+#: The compute hides the exchange of 1 MB on loopback.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
 PASSES = 5
-#: Steps left out of the runs of one candidate, as warm-up.
+#: Number of first steps that are left out of a run of `truth`, as warm-up.
 _FIRST = 10
 _LIMIT_S = 120
 _TRIES = 2
@@ -126,7 +121,7 @@ SHARDED = Study(
 
 @dataclass(frozen=True)
 class Row:
-    """One run to do, with a unique name."""
+    """A run to do, with a unique name."""
 
     part: str
     name: str
@@ -146,7 +141,7 @@ class Results:
         return read_rows(self._path)
 
     def is_done(self, name: str) -> bool:
-        """True if the run is recorded, or has failed as often as allowed."""
+        """True if the run has succeeded, or may not be tried again."""
         tries = [one for one in self.lines() if one["name"] == name]
         disturbed = sum(map(is_disturbed, tries))
         failed = sum("failed" in one for one in tries)
@@ -159,7 +154,6 @@ class Results:
 
 
 def main() -> int:
-    """Runs a part, or prints the summary and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=(*PARTS, "summary"))
     parser.add_argument("--out", type=Path, required=True, help="where results are kept")
@@ -169,7 +163,7 @@ def main() -> int:
     parser.add_argument("--block", type=int, default=6, help="measured steps of a block")
     parser.add_argument("--steps", type=int, default=150, help="steps of a run of one candidate")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="start no run after this time"
+        "--minutes", type=float, default=math.inf, help="start no run after MINUTES"
     )
     args = parser.parse_args()
     args.study = SHARDED if args.sharded else REPLICATED
@@ -225,7 +219,7 @@ def _truth(args: argparse.Namespace, passes: Sequence[int] = range(PASSES)) -> I
 def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
     """Runs one candidate alone; returns the median step of the slowest rank."""
     # Under DDP all candidates run in commprof's hook, as in a trial. With "none" the hook only
-    # averages gradients, as DDP does itself.
+    # averages gradients.
     study, compressor = args.study, "" if label == BASELINE or args.sharded else label
     setting = label if args.sharded and label != BASELINE else ""
     how: dict[str, Any] = {"hook": not (compressor or study.is_sharded), "compressor": compressor}
@@ -285,9 +279,10 @@ def _all(args: argparse.Namespace) -> Iterator[Row]:
 
 @contextmanager
 def _run(study: Study, rate: str, workload: str, setting: str = "", **job: Any) -> Iterator[Path]:
-    """Runs two ranks on hosts joined by a link, or on this host; yields the run directory.
+    """Runs two ranks; yields the run directory.
 
-    ``setting`` is a setting of FSDP2, used from the third step on.
+    The ranks are on two hosts joined by a link, or on this host if ``rate`` is empty. ``setting``
+    is a setting of FSDP2.
     """
     directory = Path(tempfile.mkdtemp(prefix="trial_truth"))
     try:
@@ -317,8 +312,7 @@ def _run_on_hosts(job: Job, rate: str, setting: str) -> None:
             **{"PYTHONPATH": os.environ.get("PYTHONPATH", ""), variables.FSDP: setting},
         }
         ranks = [
-            # Namespaces share /dev/shm, so without a name of their own they would count as one
-            # host.
+            # Namespaces share /dev/shm, so they count as one host unless their names differ.
             hosts.popen(i, command, {**common, "RANK": str(i), "COMMPROF_HOST": f"host{i}"})
             for i in range(2)
         ]

@@ -1,7 +1,7 @@
-"""One rank that runs the jobs of ``benchmarks/attribution/blame.py``, each in its own capture.
+"""Runs one rank of the jobs of ``benchmarks/attribution/blame.py``.
 
-``python -m benchmarks.ranks.blame_rank JOBS DIR``: JOBS is a JSON list of jobs, which are programs
-described in ``tests/support/builders/blame.py``; job i leaves its traces in DIR/i.
+``python -m benchmarks.ranks.blame_rank JOBS DIR`` runs each job of the JSON file JOBS, and leaves
+the traces of job i in DIR/i. ``tests/support/builders/blame.py`` describes jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class _Rank:
             )
 
     def run(self, directory: Path) -> None:
-        """Runs the whole job."""
         dist.barrier()
         with commprof.profile(directory) as self._capture:
             for step in self._job["steps"]:

@@ -1,7 +1,7 @@
-"""Training script with known faults, which are set by the environment and not by its arguments.
+"""Training script with faults that an environment variable sets.
 
-``BLIND_RUN`` holds JSON: "options" of the workload ``timed``, "slow" ranks with the factor of their
-compute time, and "steps".
+``BLIND_RUN`` is a JSON object. "options" has options of the workload ``timed``, "slow" has the
+factor on each slow rank's compute time, and "steps" is the number of steps.
 """
 
 from __future__ import annotations

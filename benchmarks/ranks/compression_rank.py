@@ -1,4 +1,4 @@
-"""One rank of ``compression.py``: runs the part that its argument names and prints JSON."""
+"""Runs a part of ``compression.py`` on one rank, and prints the result as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WARMUP = 3
 
 
 class _GivenGradient(torch.autograd.Function):
-    """A weight with a given gradient, so that backward costs only DDP's own work."""
+    """Returns a zero whose backward gives the weight this gradient, at almost no cost."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class _GivenGradient(torch.autograd.Function):
 
 
 class OneBucket(nn.Module):
-    """One matrix, one gradient bucket."""
+    """A model of one matrix, which is one gradient bucket."""
 
     def __init__(self, numel: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class OneBucket(nn.Module):
 
 
 def gradients(numel: int, seed: int, count: int) -> list[torch.Tensor]:
-    """Returns normally distributed values with 12 scales, 1e-5 to 1e-2, like a model's layers."""
+    """Returns normally distributed gradients of 12 scales, from 1e-5 to 1e-2."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(-5, -2, 12).repeat_interleave(-(-numel // 12))[:numel]
     return [(torch.randn(numel, generator=generator) * scales).view(-1, 1024) for _ in range(count)]
@@ -77,7 +77,7 @@ def _model(name: str, numel: int) -> DistributedDataParallel:
 
 
 def _put_hook(model: DistributedDataParallel, name: str) -> None:
-    """Sets a hook: "plain" for none, "torch fp16", "nothing" for no exchange, else commprof's."""
+    """Sets a hook by name: "plain" sets no hook, and "nothing" a hook that sends nothing."""
     if name == "torch fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "nothing":
@@ -91,18 +91,18 @@ def _sent_bytes(interface: str) -> int:
 
 
 def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
-    """Returns by hook: ms per bucket, bytes sent through the interface, and bytes in the trace."""
+    """Returns the ms per bucket, the bytes sent, and the bytes in the trace, by hook."""
     numel = int(size_mb * 1e6 / 4) // 1024 * 1024
     batch = gradients(numel, 100 + dist.get_rank(), 3)
     models = {name: _model(name, numel) for name in names}
-    order = random.Random(0)  # the same on all ranks
+    order = random.Random(0)  # gives all ranks the same order
     out: dict[str, Any] = {name: {"ms": [], "bytes": []} for name in names}
     for turn in range(WARMUP + rounds):
         for name in order.sample(names, len(names)):
             dist.barrier()
             sent = _sent_bytes(interface)
             elapsed = _step(models[name], batch[turn % len(batch)])
-            # this barrier ends after the bytes that are still queued for the link are sent
+            # the barrier ends only after all earlier bytes are sent
             dist.barrier()
             sent = _sent_bytes(interface) - sent
             if turn >= WARMUP:
@@ -114,9 +114,9 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
 
 
 def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
-    """Times an all-reduce of fp16, one of as many bytes of uint8, and our sum of two fp16 arrays.
+    """Times all-reduces of fp16 and of uint8, and commprof's sum of two fp16 arrays.
 
-    All three write their sums into memory that is already paged in.
+    The two all-reduces have the same number of bytes.
     """
     numel = int(size_mb * 1e6 / 2)
     halves, small = torch.ones(numel, dtype=torch.float16), torch.ones(2 * numel, dtype=torch.uint8)
@@ -164,7 +164,7 @@ def power_sgd(size_mb: float, rank: int, rounds: int) -> dict[str, Any]:
 
 
 def accuracy(rounds: int) -> dict[str, Any]:
-    """Returns each hook's relative error from the fp64 mean, for a trained model's gradients."""
+    """Returns the relative error of each hook's mean, for gradients of a trained model."""
     gradient = _real_gradient(rounds)
     exact = gradient.double()
     dist.all_reduce(exact)
@@ -200,7 +200,7 @@ def _real_gradient(rounds: int) -> torch.Tensor:
 
 
 def training(names: list[str], seeds: int, steps: int) -> dict[str, list[list[float]]]:
-    """Returns, by hook and seed, the transformer's loss in each step: the mean over all ranks."""
+    """Trains the transformer; returns the ranks' mean loss in each step, by hook and seed."""
     options = TransformerOptions(
         vocab=256, d_model=64, feedforward=128, sequence=32, samples=128, learning_rate=2e-3
     )
@@ -228,8 +228,8 @@ def _losses(options: TransformerOptions, name: str, seed: int, steps: int) -> li
 
 
 def _step(model: nn.Module, gradient: torch.Tensor) -> float:
-    """Returns the seconds of a backward pass, which adds to gradients that are already paged in."""
-    model.zero_grad(set_to_none=False)
+    """Returns the seconds of a forward and a backward pass."""
+    model.zero_grad(set_to_none=False)  # keeps the gradients' memory
     begin = time.perf_counter()
     model(gradient).backward()
     return time.perf_counter() - begin
@@ -242,7 +242,7 @@ def _slowest(elapsed: float) -> float:
 
 
 def _reported_bytes(model: nn.Module, gradient: torch.Tensor) -> int:
-    """Returns the bytes per bucket in the trace; 0 for hooks that are not commprof's."""
+    """Returns the bytes per bucket in the trace; 0 if the hook is not commprof's."""
     with tempfile.TemporaryDirectory() as directory:
         with commprof.profile(directory) as profiler:
             _step(model, gradient)
@@ -261,7 +261,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    """Runs ``compression_rank.py JSON``; JSON has the part's name as "part", and its arguments."""
+    """Runs ``compression_rank.py JSON``; "part" names the part, and other keys are arguments."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     arguments = json.loads(sys.argv[1])
@@ -271,7 +271,7 @@ def main() -> None:
         print(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
-    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
+    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends immediately
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Ranks of a job in network namespaces, forked from a process that has imported torch once.
+"""Runs a job's ranks as forks of a process that has imported torch.
 
-On a small machine, cold starts of many ranks take longer than the measured steps.
+On a small machine, importing torch in every rank would take longer than the measured steps.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ def run(
     gather_dtype: str = "fp32",
     reduce_dtype: str = "fp32",
 ) -> Path:
-    """Runs the job, with ranks in namespaces or on this host; returns the world's directory.
+    """Runs the job in network namespaces, or on this host; returns the world's directory.
 
-    ``bucket_cap_mb`` applies to the transformer workload, which has no option for it; 0 means DDP's
-    default. FSDP2 gathers parameters and computes in ``gather_dtype``, and reduces gradients in
-    ``reduce_dtype``.
+    ``bucket_cap_mb`` applies to the transformer workload only; 0 means DDP's default.
+    ``gather_dtype`` and ``reduce_dtype`` apply to FSDP2.
     """
     directory = world_directory(run_directory, job.world_size)
     directory.mkdir(parents=True, exist_ok=True)
     job = replace(job, directory=directory)
     path = directory / "job.json"
     job.save(path)
-    os.environ["OMP_NUM_THREADS"] = "1"  # read once by the fork server's torch
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it once, in the fork server
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "commprof.launch.worker"])
     port = 29500 if namespaces else free_port()
@@ -85,7 +84,7 @@ def _rank(
     if (gather_dtype, reduce_dtype) != ("fp32", "fp32"):
         _share_in(gather_dtype, reduce_dtype)
     run_rank(job)
-    time.sleep(0.02)  # torch 2.13's gloo threads may abort a process that ends at once
+    time.sleep(0.02)  # torch 2.13's gloo threads may abort a process that ends immediately
 
 
 def _share_in(gather_dtype: str, reduce_dtype: str) -> None:

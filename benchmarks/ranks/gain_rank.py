@@ -1,7 +1,7 @@
-"""One rank of the jobs of ``benchmarks/attribution/gain_error.py``, each in a trace of its own.
+"""Runs one rank of the jobs of ``benchmarks/attribution/gain_error.py``.
 
-``python -m benchmarks.ranks.gain_rank JOBS DIR``: JOBS is a JSON list of jobs; the traces of job i
-are in DIR/i.
+``python -m benchmarks.ranks.gain_rank JOBS DIR`` runs each job of the JSON file JOBS, and leaves
+the traces of job i in DIR/i.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH, _LAYERS, _BATCH = 384, 8, 96
 
 
 class _Job:
-    """A DDP model of linear layers, whose steps compute all the time."""
+    """A job that trains linear layers under DDP."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         torch.manual_seed(job["seed"])
@@ -38,7 +38,6 @@ class _Job:
         self._job, self._is_late = job, False
 
     def run(self, directory: Path) -> None:
-        """Runs all steps; the job's late rank is delayed in the steps that ``late`` marks."""
         dist.barrier()
         with commprof.profile(directory) as capture:
             for number, is_late in enumerate(self._job["late"]):
@@ -75,13 +74,13 @@ class _Job:
             return
         end = time.thread_time() + self._job["delay_ms"] / 1e3
         while time.thread_time() < end:
-            torch.mm(self._inputs, self._weight)  # loads the machine like the model
+            torch.mm(self._inputs, self._weight)  # loads the core as the model does
 
 
 def _move(turn: int) -> None:
-    """Moves all threads of this process to one of two cores, by an even or odd ``turn``."""
+    """Moves this process to the first core if ``turn`` is even, otherwise to the second."""
     for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # a thread that has ended
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread), {_CORES[turn % 2]})
 
 

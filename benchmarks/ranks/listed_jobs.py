@@ -1,4 +1,4 @@
-"""Main program of ranks that train one listed job after another, each in a trace of its own."""
+"""Main program of ranks that run a list of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 def run_listed(run: Callable[[dict[str, Any], Path], None]) -> None:
     """Runs all jobs of ``python -m MODULE JOBS DIR``.
 
-    JOBS is a JSON list of jobs; the traces of job i go to DIR/i.
+    JOBS is a JSON file with a list of jobs. The traces of job i go to DIR/i.
     """
     jobs, directory = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -24,4 +24,4 @@ def run_listed(run: Callable[[dict[str, Any], Path], None]) -> None:
     for number, job in enumerate(jobs):
         run(job, directory / str(number))
     dist.destroy_process_group()
-    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
+    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends immediately

@@ -1,5 +1,5 @@
-// Minimal loop over a c10d process group, with which commprof microbench is
-// compared. Built by microbench_floor.py.
+// Minimal loop over a c10d process group. microbench_floor.py builds it, and
+// compares commprof microbench with it.
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -18,15 +18,15 @@ int64_t nowNs() {
 
 using Times = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
 
-// Returns begins and ends, in ns, of `iterations` all-reduces, each after a
-// barrier.
+// Returns the begins and the ends of the all-reduces, in ns. A barrier precedes
+// each all-reduce.
 Times allReduces(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const at::Tensor& tensor,
     int64_t iterations) {
   const pybind11::gil_scoped_release release;
   std::vector<at::Tensor> tensors{tensor};
-  // The calls are synchronous, as in microbench: the caller waits for each.
+  // The calls are synchronous, as in microbench.
   c10d::AllreduceOptions options;
   options.asyncOp = false;
   c10d::BarrierOptions meeting;

@@ -1,4 +1,4 @@
-"""One rank of ``microbench_floor.py``: all loops in turn, over one process group."""
+"""Runs one rank of ``microbench_floor.py``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from commprof.launch.worker import guarded
 Loop = Callable[[int], Times]
 
 LOOPS = ("ours", "floor", "floor_again")
-"""floor_again is floor once more, to show the difference between equal loops."""
+"""``floor_again`` is the same loop as ``floor``, and shows how much equal loops differ."""
 
 
 def run(plan_path: str) -> None:
@@ -32,16 +32,16 @@ def run(plan_path: str) -> None:
 
 
 def measure(plan: dict[str, Any]) -> None:
-    """Writes one line of JSON per size into the plan's result file, as rank 0."""
+    """Measures all loops; rank 0 writes a line of JSON per size into the plan's result file."""
     torch.set_num_threads(1)
     floor = _loaded(plan["floor"])
     dist.init_process_group("gloo")
-    order = random.Random(0)  # the same on all ranks
+    order = random.Random(0)  # gives all ranks the same order
     for size_bytes in plan["sizes"]:
         figures: dict[str, list[float]] = {name: [] for name in LOOPS}
         few = max(8, int(3e9 / size_bytes))
         for _ in range(plan["groups"]):
-            group = dist.new_group(backend="gloo")  # as microbench does for each of its rounds
+            group = dist.new_group(backend="gloo")  # new in each round, as in microbench
             loops = _loops(floor, group, size_bytes)
             turns = [_turn(loops, order, size_bytes) for _ in range(min(plan["turns"], few))]
             dist.destroy_process_group(group)
@@ -54,7 +54,7 @@ def measure(plan: dict[str, Any]) -> None:
 
 
 def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
-    """Returns all loops. They share a buffer: with two buffers, times differ by 5 % at 100 MB."""
+    """Returns loops that share one buffer: with two buffers, times differ by 5 % at 100 MB."""
     side = Side(group, dist.get_rank(), dist.get_world_size(), "cpu")
     nothing = torch.empty(0)
     meet = make_sampled_call("barrier", side, Buffers(nothing, nothing), "sum")
@@ -80,17 +80,17 @@ def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
 
 
 def _turn(loops: dict[str, Loop], order: random.Random, size_bytes: int) -> dict[str, Times]:
-    """Runs the loops right after one another, in random order; each makes a few calls."""
+    """Runs a few calls of each loop, in random order."""
     calls = max(1, min(20, int(4e6 / (size_bytes + 2e5))))
     taken = {}
     for name in order.sample(LOOPS, len(LOOPS)):
-        loops[name](1)  # untimed: the caches hold data of the previous loop
+        loops[name](1)  # not timed: the caches hold the previous loop's data
         taken[name] = loops[name](calls)
     return taken
 
 
 def _collect(turns: list[dict[str, Times]], figures: dict[str, list[float]]) -> None:
-    """Appends each turn's median time of a call, in us, to ``figures``, by loop; only on rank 0."""
+    """Adds each turn's median time of a call, in us, to ``figures`` on rank 0."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(turns, gathered if dist.get_rank() == 0 else None)
     if dist.get_rank() != 0:
@@ -102,7 +102,6 @@ def _collect(turns: list[dict[str, Times]], figures: dict[str, list[float]]) -> 
 
 
 def _loaded(path: str) -> Any:
-    """Imports the extension module that has the loop in C++."""
     spec = importlib.util.spec_from_file_location("microbench_floor", path)
     assert spec is not None
     assert spec.loader is not None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-#: Modes of the comparison of single calls, in its table's order; "plain 2" is the A/A control.
+#: Modes in which single calls are compared; "plain 2" is the A/A control.
 COLLECTIVE_MODES = (
     *("plain", "plain 2", "installed, capture off", "observed", "always-on", "torch.profiler"),
 )
@@ -18,7 +18,7 @@ COLLECTIVE_MODES = (
 
 @contextmanager
 def watching(mode: str) -> Iterator[None]:
-    """Records the calls in its block as one of COLLECTIVE_MODES does."""
+    """Records the calls in the block in one of COLLECTIVE_MODES."""
     from commprof import _native, profile
 
     if mode in ("observed", "always-on"):
@@ -42,16 +42,16 @@ def recorded(
 ) -> Iterator[tuple[Callable[[], AbstractContextManager[Any]], Callable[[], None]]]:
     """Puts a process into one mode; yields two functions.
 
-    The first returns the context in which a turn of several steps runs; the second is to be called
-    at the end of each step.
+    The first function returns a context for the steps of one turn. The second function must be
+    called at the end of each step.
 
     ``mode`` is "plain", "torch.profiler", or a mode of commprof: "always-on", "full", "full,
-    attached", or "full, hook". In "full, hook", commprof's hook averages gradients as DDP itself
-    does, without a compressor.
+    attached" or "full, hook". In "full, hook", commprof's hook averages gradients, without a
+    compressor.
     """
     if mode == "plain":
         yield nullcontext, _nothing
-    elif mode == "torch.profiler":  # new in each turn: it keeps all events in memory
+    elif mode == "torch.profiler":  # new in each turn, because it keeps all events
         yield _profiler, _nothing
     else:
         import commprof

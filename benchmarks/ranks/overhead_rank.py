@@ -1,11 +1,13 @@
-"""The processes of ``overhead.py``, which make single calls or train in turns.
+"""Runs the processes of ``overhead.py``, which train in turns or make single calls.
 
-``overhead_rank.py serve SOCKET`` imports torch, but never commprof, and forks a rank for each line
-of JSON on its standard input. A rank writes to SOCKET when it is warm. Each request to a rank has
-the number of steps to count, and the number of steps to run before them. ``overhead_rank.py
-collectives ROUNDS [BACKEND]`` prints times of calls as JSON, on two ranks of the fake backend,
-which does nothing, or on one rank of another backend. ``overhead_rank.py counted JSON`` is one rank
-under valgrind, for ``instructions.py``.
+``overhead_rank.py serve SOCKET`` imports torch, but not commprof. It forks a rank for each line of
+JSON on its standard input. A rank writes to SOCKET when it is warm. A request to a rank has the
+number of steps to count, and the number of uncounted steps before them.
+
+``overhead_rank.py collectives ROUNDS [BACKEND]`` prints times of calls as JSON. It uses two ranks
+of the fake backend, which does nothing, or one rank of another backend.
+
+``overhead_rank.py counted JSON`` is one rank under valgrind, for ``instructions.py``.
 """
 
 from __future__ import annotations
@@ -32,26 +34,26 @@ from overhead_modes import COLLECTIVE_MODES, recorded, watching
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-#: name: (layers, width, batch, bucket_cap_mb)
+#: Layers, width, batch size and bucket cap in MB, by name.
 SIZES = {
-    "small": (8, 256, 16, 25),  # DDP's default buckets
+    "small": (8, 256, 16, 25),  # DDP's default cap
     "many_buckets": (8, 256, 64, 0.25),
     "medium": (12, 512, 96, 1.0),
     "large": (8, 1024, 96, 4.0),
 }
 WARM_UP_STEPS = 4
-#: Timed calls in a row. A ring holds the records of two such blocks, so that no record is dropped:
-#: a call whose record is dropped takes less time.
+#: Number of timed calls without a pause. The ring has room for their records: a call whose record
+#: is dropped takes less time.
 COLLECTIVES_PER_BLOCK = 1000
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-#: perf_event_open(2): hardware instructions, and the clock of the thread.
+#: Type and config for perf_event_open(2): hardware instructions, and CPU time of the thread.
 INSTRUCTIONS, TASK_CLOCK = (0, 1), (1, 1)
 _PR_SET_PDEATHSIG = 1
 _USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv
 
 
 def collectives(rounds: int, backend: str = "fake") -> dict[str, dict[str, list[float]]]:
-    """Returns, by mode and round, how many microseconds one collective takes on a backend."""
+    """Returns the microseconds of a call on a backend, by call, mode and round."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if backend == "fake":
@@ -82,11 +84,11 @@ def collectives(rounds: int, backend: str = "fake") -> dict[str, dict[str, list[
 
 
 def serve(address: str) -> None:
-    """Forks ranks that share this process's imports, and so its layout in memory."""
+    """Forks a rank for each line of standard input."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the ranks
     for line in sys.stdin:
         if os.fork() == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ends a stopped rank, too
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # kills a stopped rank, too
             asked = json.loads(line)
             os.environ.update(asked["environment"])
             rank(asked, address)
@@ -97,9 +99,9 @@ def serve(address: str) -> None:
 def training(
     asked: dict[str, Any],
 ) -> Iterator[tuple[Callable[[], None], Callable[[], AbstractContextManager[Any]]]]:
-    """Makes the model that a rank trains, and trains until warm.
+    """Trains a model until it is warm; yields two functions.
 
-    Returns a step, and the context that the recording mode needs around the steps of a turn.
+    The first function runs a step. The second function returns a context for the steps of one turn.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -131,9 +133,8 @@ def training(
 def random_holes() -> list[bytearray]:
     """Makes holes of random size in this process's memory; returns the memory between the holes.
 
-    Without the holes, all forks of a process would have equal layouts, and a mode's own allocations
-    would always shift its tensors by the same amount. The layout alone can change times: of two
-    processes in mode "plain" with different holes, one took 1.7 % longer.
+    The layout of memory alone can change times: of two plain processes with different holes, one
+    took 1.7 % longer. Without holes, all processes of a mode would have the same layout.
     """
     order = random.Random(os.getpid())
     kept = [bytearray(64 * order.randrange(1, 2000)) for _ in range(400)]
@@ -141,7 +142,7 @@ def random_holes() -> list[bytearray]:
 
 
 def rank(asked: dict[str, Any], address: str) -> None:
-    """Trains until warm, then runs a turn of steps for each line read, until input ends."""
+    """Trains until warm, and then runs a turn of steps for each request."""
     instructions = counter(*INSTRUCTIONS)
     with training(asked) as (step, around), socket.socket(socket.AF_UNIX) as controller:
         controller.connect(address)
@@ -159,10 +160,9 @@ def rank(asked: dict[str, Any], address: str) -> None:
 
 
 def counted(asked: dict[str, Any]) -> None:
-    """Trains under valgrind, which counts the instructions of ``asked["steps"]`` steps one by one.
+    """Trains under valgrind, which counts the instructions of each step.
 
-    Valgrind counts from the moment when this process asks it to, and begins a new count at each
-    call of getpgid(2).
+    This process tells valgrind when to begin. Each call of getpgid(2) begins a new count.
     """
     with training(asked) as (step, around), around():
         command = ["callgrind_control", "--instr=on", str(os.getpid())]
@@ -178,7 +178,10 @@ def counted(asked: dict[str, Any]) -> None:
 def turn(
     step: Callable[[], None], steps: int, instructions: Callable[[], int] | None
 ) -> dict[str, Any]:
-    """Runs steps; returns ms per step by each clock, instructions, and the ns of every step."""
+    """Runs steps; returns the figures per step.
+
+    Times are in ms. "each" has the wall time and the CPU time of every step, in ns.
+    """
     before = instructions() if instructions else 0
     process_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
     each = []
@@ -209,7 +212,6 @@ def counter(kind: int, config: int) -> Callable[[], int] | None:
 
 
 def main() -> None:
-    """Runs the part that the command line names."""
     if sys.argv[1] == "collectives":
         torch.set_num_threads(1)
         print(json.dumps(collectives(int(sys.argv[2]), *sys.argv[3:])))

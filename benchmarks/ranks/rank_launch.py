@@ -14,12 +14,10 @@ from tests.support.machines import netns
 from tests.support.machines.fork_server import Forked
 from tests.support.machines.ranks import free_port
 
-#: Burst that an idle link transfers at once, by rate: the size of tc's token bucket, which must be
-#: larger if the bucket fills faster.
+#: Size of tc's token bucket, by rate. A faster link needs a larger bucket.
 BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
-#: BBR paces by timers. On busy cores timers fire late and leave the link idle. In alternating
-#: measurements, plain sockets took 13.4 and 14.4 ms with BBR for 12.5 MB each way at 10 Gbit/s, and
-#: 10.3 and 12.3 ms with Reno.
+#: BBR paces packets with timers. On busy cores, timers fire late and leave the link idle. Sockets
+#: took 13.4 and 14.4 ms for 12.5 MB each way at 10 Gbit/s with BBR, and 10.3 and 12.3 ms with Reno.
 CONGESTION = "reno"
 
 
@@ -28,8 +26,8 @@ def on_this_host(
 ) -> Any:
     """Runs ``count`` ranks of a script with a JSON argument; returns rank 0's last JSON line.
 
-    ``forked``: ranks are forks of a Python that has imported torch, for parts that measure no
-    times.
+    With ``forked``, ranks are forks of a process that has imported torch. Parts that measure times
+    must not use it.
     """
     common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     words = [str(script), json.dumps(arguments)]

@@ -1,4 +1,4 @@
-"""One rank of ``shared_memory.py``: runs the part that its argument names and prints JSON."""
+"""Runs a part of ``shared_memory.py`` on one rank, and prints the result as JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from commprof.workloads.models.transformer import Transformer
 from commprof.workloads.spec import Shard
 
 WARMUP = 2
-#: Time of a turn of calls, long compared with the clock's resolution and the barrier before it.
+#: Length of a turn of calls. A barrier is short compared with it.
 TURN_S = 0.02
 
 
 def groups() -> dict[str, dist.ProcessGroup]:
-    """Returns the two groups that take turns."""
+    """Returns the two groups that are compared."""
     return {name: dist.new_group(backend=name) for name in ("gloo", "commprof")}
 
 
@@ -47,7 +47,10 @@ def _timed(call: Callable[[], object], calls: int) -> float:
 
 
 def all_reduce(sizes: list[int], rounds: int) -> dict[str, Any]:
-    """Returns milliseconds per all-reduce, by size and group, and of one pass over the data."""
+    """Returns the milliseconds of an all-reduce, by size and group.
+
+    "read and write" is one pass over the data, without communication.
+    """
     named = groups()
     return {str(size): _one_size(size, named, rounds) for size in sizes}
 
@@ -60,8 +63,7 @@ def _one_size(size: int, named: dict[str, dist.ProcessGroup], rounds: int) -> di
         for name, group in named.items()
     }
     calls["read and write"] = lambda: np.negative(array, out=array)
-    # The slowest call of the slowest rank sets the number of calls, so that a turn has the same
-    # number of calls on all ranks.
+    # All ranks must make the same number of calls, so the slowest rank's time counts.
     once = max(_slowest([max(_timed(call, 1) for call in calls.values()) for _ in range(3)]))
     count = max(1, min(200, int(TURN_S / once)))
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -75,7 +77,7 @@ def _one_size(size: int, named: dict[str, dist.ProcessGroup], rounds: int) -> di
 
 def _transformer() -> tuple[nn.Module, torch.Tensor]:
     workload = Transformer()
-    # Few samples, because in a long step the communication would be smaller than the noise.
+    # Few samples: in a longer step, the noise would be larger than the communication.
     trainee = workload.build(Shard(dist.get_rank(), dist.get_world_size(), 2, 1, 0))
     tokens = next(iter(trainee.batches(0))).inputs
     return trainee.model, tokens
@@ -94,7 +96,7 @@ MODELS = {"transformer": _transformer, "25M": _mlp}
 def ddp(model: str, rounds: int) -> dict[str, Any]:
     """Returns milliseconds per step: without communication, over gloo, and over shared memory.
 
-    Without communication DDP has a hook that sends nothing, so that all three copy gradients.
+    Without communication, DDP has a hook that sends nothing. So all three cases copy gradients.
     """
     torch.manual_seed(0)
     module, inputs = MODELS[model]()
@@ -120,7 +122,7 @@ def ddp(model: str, rounds: int) -> dict[str, Any]:
 
 
 def hosts(size: int, rounds: int) -> dict[str, Any]:
-    """Returns, by group, milliseconds per all-reduce, and its bytes through this rank's link."""
+    """Returns the milliseconds of an all-reduce and its bytes on this rank's link, by group."""
     data = torch.ones(size // 4)
     statistics = Path("/sys/class/net/eth0/statistics")
     counters = {"sent": statistics / "tx_bytes", "received": statistics / "rx_bytes"}
@@ -146,7 +148,6 @@ def hosts(size: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Joins the other ranks and runs the part."""
     arguments = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

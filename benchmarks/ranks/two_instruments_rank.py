@@ -1,4 +1,4 @@
-"""One rank under commprof and torch.profiler at once, for two_instruments.py."""
+"""Runs one rank of two_instruments.py, which both commprof and torch.profiler record."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import commprof
 
 STEPS = 30
-#: Delay of the last rank of ``alone`` in each step.
+#: Delay of the last rank in each step of ``alone``.
 HELD_UP_S = 0.02
 #: Duration of an operator that needs no core.
 REST_S = 0.005
 #: Workloads in which threads other than the profiler's thread issue collectives.
 ALL_THREADS = ("powersgd",)
-#: Size of the matrices that are multiplied during collectives, by backend.
+#: Width of the matrices that are multiplied during collectives, by backend.
 MATRIX = {"gloo": 512, "nccl": 4096}
 
 
@@ -37,7 +37,7 @@ def _rest(values: torch.Tensor) -> None:
 
 
 def rest(values: torch.Tensor) -> None:
-    """Runs an operator that takes time without a core, like one on a GPU.
+    """Runs an operator that takes time, but no core, like an operator on a GPU.
 
     From 2.14 on, torch.profiler records no event if ``_rest`` itself is called.
     """
@@ -45,32 +45,29 @@ def rest(values: torch.Tensor) -> None:
 
 
 class Rested(torch.autograd.Function):
-    """Function that rests in forward and in backward."""
+    """Calls ``rest`` in forward and in backward."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
-        """Returns the same values."""
         rest(values.detach())
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        """Returns the same gradients."""
         rest(gradients[0])
         return gradients[0]
 
 
 class Rest(nn.Module):
-    """A layer that needs no core."""
+    """A layer that takes time, but no core."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the same values."""
         rested: torch.Tensor = Rested.apply(values)
         return rested
 
 
 def alone(rank: int, rests: bool) -> Callable[[int], None]:
-    """Runs all-reduces of one size, with no other work; the last rank comes late."""
+    """Runs all-reduces without other work; the last rank is late."""
     values = torch.ones(1 << (14 if rests else 20))
 
     def step(number: int) -> None:
@@ -85,7 +82,7 @@ def alone(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def beside(rank: int, rests: bool) -> Callable[[int], None]:
-    """Runs asynchronous collectives of several kinds, and waits for them after other work."""
+    """Runs asynchronous collectives beside other work."""
     elements = 1 << (14 if rests else 20)
     values, part = torch.ones(elements), elements // 4
     parts = torch.empty(dist.get_world_size() * part)
@@ -125,7 +122,7 @@ def ddp(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def fsdp2(rank: int, rests: bool) -> Callable[[int], None]:
-    """Trains under FSDP2 with a unit per layer: the waits are in hooks of forward and backward."""
+    """Trains under FSDP2, which waits in hooks of forward and backward."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(1)
@@ -146,7 +143,7 @@ def fsdp2(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def tensor_parallel(rank: int, rests: bool) -> Callable[[int], None]:
-    """Trains layers that are spread over the ranks; the ranks wait for functional collectives."""
+    """Trains with tensor parallelism, which uses functional collectives."""
     from torch.distributed.tensor import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -176,7 +173,7 @@ def tensor_parallel(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def pipeline_data(rank: int, rests: bool) -> Callable[[int], None]:
-    """Trains two stages on half of the ranks each; ranks of a stage average their gradients."""
+    """Trains a pipeline of two stages; the ranks of a stage sum their gradients."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -239,25 +236,22 @@ WORKLOADS = {
 
 
 def without_core_ns() -> int:
-    """Returns the time that this thread was runnable without a core, as counted by the kernel."""
+    """Returns how long this thread has waited for a core, by the kernel's count."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
 
 
 def use_one_gpu() -> None:
-    """Makes the first GPU the device of all tensors, although another rank uses it too.
+    """Makes the first GPU the device of all tensors; all ranks share this GPU.
 
-    NCCL refuses two ranks of one host on one GPU. Each rank gets a host identity of its own, so
-    NCCL takes the ranks for ranks of different hosts, and they exchange data through sockets.
+    NCCL refuses two ranks of one host on one GPU. So each rank gets another host id, and NCCL
+    exchanges data through sockets.
     """
     os.environ |= {"NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
     torch.set_default_device("cuda:0")
 
 
 def main(workload: str, directory: Path, rests: bool, backend: str) -> list[list[int]]:
-    """Runs a workload under both recorders; returns time without a core per rank and step.
-
-    Some steps run before both recorders begin, so that both see the same steps.
-    """
+    """Runs a workload under both recorders; returns each rank's ns without a core, by step."""
     torch.set_num_threads(1)
     activities = [ProfilerActivity.CPU]
     if backend == "nccl":

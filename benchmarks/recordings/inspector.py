@@ -1,16 +1,18 @@
-"""Logs of NCCL Inspector: is the late process named, and how fast are they read?
+"""Tests reports on logs of NCCL Inspector, and measures how fast such logs are read.
 
     PYTHONPATH=. python benchmarks/recordings/inspector.py truth [--jobs 100] [--first-seed 0]
         [--minutes 5] [--results inspector.jsonl]
     PYTHONPATH=. python benchmarks/recordings/inspector.py speed [--millions 4] [--lost 0]
         [--place FOLDER] [--results inspector_speed.jsonl]
 
-``truth`` draws simulated jobs of 8 to 2,048 ranks with one, two or no late processes, tensor, data,
-pipeline and expert groups, broadcasts and reduces, sends and recvs, lost records, overflown rings,
-and host clocks that are off by hours. It compares the findings of `commprof report` with the
-simulated truth, and with the process of the lowest bandwidth, which other tools name. Jobs in the
-results file are not repeated. ``speed`` writes logs of 2,048 ranks, which lack the part --lost of
-their records. It reads them in turns with commprof, Python's json and, if installed, DuckDB.
+``truth`` draws simulated jobs of 8 to 2,048 ranks, with at most two late processes. The jobs differ
+in their groups, collectives and clocks, and in the records that their logs lack. The findings of
+`commprof report` are compared with the simulated truth. Other tools name the process with the
+lowest bandwidth, so that process is compared with the truth too. Jobs in the results file are not
+repeated.
+
+``speed`` writes logs of 2,048 ranks, which lack the fraction --lost of their records. commprof,
+Python's json and, if installed, DuckDB read these logs in turns.
 """
 
 from __future__ import annotations
@@ -49,9 +51,8 @@ LAYOUTS = (
 )
 LARGE = ((8, 256, 1, 12),)
 RANKS, COMMUNICATORS = 2048, 3
-#: The plugin writes whole microseconds, and the kernels of a call end some microseconds apart. No
-#: log shows this difference: if all ranks arrive together, a later end looks like waiting. So a
-#: rank's waiting and transfer in a call are known to a microsecond at best.
+#: The plugin writes whole microseconds, and the kernels of a call do not end together. So a rank's
+#: waiting and transfer in a call are not known more precisely than this.
 _RESOLUTION_US = 1.0
 #: Number of jobs of each kind that the demands require.
 JOBS = 100
@@ -64,7 +65,7 @@ def main() -> int:
     parser.add_argument(
         "--first-seed", type=int, default=0, help="seed of the first job (default: 0)"
     )
-    parser.add_argument("--minutes", type=float, default=60, help="start no job after this time")
+    parser.add_argument("--minutes", type=float, default=60, help="start no job after MINUTES")
     parser.add_argument(
         "--millions", type=float, default=4.0, help="speed: millions of records (default: 4)"
     )
@@ -72,7 +73,7 @@ def main() -> int:
         "--lost",
         type=float,
         default=0.0,
-        help="speed: part of the records that the logs lack (default: 0)",
+        help="speed: fraction of records that the logs lack (default: 0)",
     )
     parser.add_argument("--alone", action="store_true", help="speed: read by commprof only")
     parser.add_argument(
@@ -89,17 +90,16 @@ def main() -> int:
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Checks the demands on the jobs: late processes, false accusations, wait and transfer.
+    """Checks the demands on the jobs.
 
-    A late process may be missed if it is late by less than the limit that the report states for
-    these logs.
+    A late process may be missed if its delay is below the limit that the report states.
     """
     late = [row for row in rows if row["late"]]
     clean = [row for row in rows if not row["late"]]
     errors = [row["error"] for row in rows if row["error"] is not None]
     return [
         of_all(
-            "jobs of 8 to 2,048 ranks whose late processes are named, all and no others",
+            "jobs of 8 to 2,048 ranks in which exactly the late processes are named",
             sum(
                 sorted(row["named"] + row.get("too_little", [])) == sorted(row["late"])
                 for row in late
@@ -123,12 +123,12 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 
 
 def beside_truth(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns further results on these jobs in Markdown, which are printed beside the demands."""
+    """Returns further results on the jobs, as Markdown."""
     return "\n".join(text for text in (lowest_bandwidth(rows), wait_resolution(rows)) if text)
 
 
 def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns in Markdown how often ranking by bandwidth, as other tools do, is right."""
+    """Returns, as Markdown, how often the process with the lowest bandwidth is late."""
     late = [row for row in rows if row["late"]]
     right = sum(row["lowest"] in row["late"] for row in late)
     waits = [row["lowest_waits"] for row in late if row["lowest_waits"] is not None]
@@ -136,14 +136,13 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     return (
         f"In {right} of the {len(late)} jobs with a late process, the process with the lowest "
-        "bandwidth is a late one. In the other jobs it is a process that is not late. In "
-        f"the median of the {len(late)} jobs, the process with the lowest bandwidth spends "
-        f"{statistics.median(waits):.0%} of its time in operations waiting.\n"
+        "bandwidth is late. In the median of these jobs, the process with the lowest bandwidth "
+        f"waits during {statistics.median(waits):.0%} of its time in operations.\n"
     )
 
 
 def wait_resolution(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns in Markdown the error of waiting, with nothing subtracted for the resolution."""
+    """Returns, as Markdown, the error of the waiting that the report shows."""
     off = [row for row in rows if row.get("wait_excess_us") is not None]
     if not off:
         return ""
@@ -152,8 +151,9 @@ def wait_resolution(rows: Sequence[dict[str, Any]]) -> str:
     return (
         f"In the {counted(len(off), 'job')} that lost no record, the kernels of one call end at "
         "different times, up to 3 µs apart. Where all ranks arrive together, the difference looks "
-        "like waiting: the mean waiting of a rank in a call is found "
-        f"{min(excess_us):.2f} to {max(excess_us):.2f} µs too long, at most {worst:.2%} of it.\n"
+        "like waiting. So a rank's mean waiting in a call is "
+        f"{min(excess_us):.2f} to {max(excess_us):.2f} µs too long in the report, at most "
+        f"{worst:.2%} of the true waiting.\n"
     )
 
 
@@ -173,7 +173,7 @@ def _truth(
         if sorted(row["named"]) != sorted(row["late"]):
             print(f"seed {seed}: {row}", flush=True)
     too_little = sum(bool(row.get("too_little")) for row in rows if row["seed"] in seeds)
-    print(f"jobs with a late process that is late by too little to be named: {too_little}")
+    print(f"jobs with a late process whose delay is too short to be named: {too_little}")
     return [row for row in rows if row["seed"] in seeds]
 
 
@@ -211,7 +211,7 @@ def _judged_job(seed: int, folder: Path) -> dict[str, Any]:
 def _error(job: SimulatedJob, result: InspectorResult) -> float:
     """Returns the largest relative error of the mean waiting and of any transfer.
 
-    Both times are of one rank in one call, and both may be wrong by ``_RESOLUTION_US``.
+    An error of less than ``_RESOLUTION_US`` per call does not count.
     """
     errors = [
         _beyond_resolution(row.transfer_us, float(np.median(transfers)))
@@ -266,7 +266,7 @@ def _drawn(
 
 
 def _transfers(job: SimulatedJob, op: str, size_bytes: int, ranks: int) -> list[float]:
-    """Returns the simulated transfers of one row, in µs."""
+    """Returns the simulated transfers of one kind of collective, in µs."""
     names = {"all_reduce": "AllReduce", "all_gather": "AllGather", "all_to_all": "AllToAll"}
     kind = {**names, "reduce_scatter": "ReduceScatter"}.get(op, "")
     of_all_ranks = 1 if kind == "AllReduce" else ranks
@@ -316,9 +316,10 @@ def _speed(millions: float, lost: float, place: Path, kept: Lines, alone: bool) 
 
 
 def speed_demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Checks the demands on rate, memory and time of reading, compared with NIXT, another reader.
+    """Checks the demands on the speed and memory of reading.
 
-    NIXT read 52,000 records per second and core; its largest job had 37.5 million records.
+    For comparison: another reader, NIXT, read 52,000 records per second and core. Its largest job
+    had 37.5 million records.
     """
     found = []
     for row in sorted(rows, key=lambda row: (row["lost"], row["records"])):
@@ -347,7 +348,7 @@ def speed_demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns a table in Markdown: processor time and memory of each reader by records."""
+    """Returns a Markdown table of each reader's processor time and memory."""
     readers = list(
         dict.fromkeys(name for row in rows for name in row if isinstance(row[name], dict))
     )
@@ -384,9 +385,9 @@ duckdb.sql(f"select coll_perf.coll, count(*), min(coll_perf.coll_exec_time_us) f
 
 
 def _measured(command: list[str], fraction: float = 1.0) -> tuple[float, float, float]:
-    """Runs a command; returns seconds of processor time, wall time, and the largest memory.
+    """Runs a command; returns its CPU seconds, wall seconds, and largest memory in bytes.
 
-    With a ``fraction`` below 1 the command reads only that part, and the times are scaled up.
+    If ``fraction`` is below 1, the command reads only this part, and the times are scaled up.
     """
     began = time.monotonic()
     if fraction < 1 or "json.loads" in command[2]:
@@ -404,9 +405,9 @@ def _measured(command: list[str], fraction: float = 1.0) -> tuple[float, float, 
 
 
 def _write(folder: Path, records: int, lost: float) -> tuple[int, int]:
-    """Writes logs of 2,048 ranks in groups of 8, 256 and 2,048; returns bytes and records.
+    """Writes logs of RANKS ranks; returns the number of bytes and the number of records.
 
-    Each rank's log lacks the part ``lost`` of its records, drawn at random.
+    ``lost`` is the fraction of records that the logs lack.
     """
     folder.mkdir()
     draw = np.random.default_rng(1)

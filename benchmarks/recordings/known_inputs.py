@@ -1,13 +1,12 @@
-"""Runs commprof on inputs with known right figures, and prints commprof's figures beside them.
+"""Runs commprof on inputs whose right figures are known, and compares the figures.
 
     PYTHONPATH=. python benchmarks/recordings/known_inputs.py ../shared/data/small
     PYTHONPATH=. python benchmarks/recordings/known_inputs.py FOLDER --jobs --only torch
 
-The folder holds small recordings and logs (``f01_copy_engine`` and so on, ``nccl``), and scripts
-that train (``t11_...``, ``torch``, ``libs``), which run only with ``--jobs``. Each input is an
-entry of ``KNOWN``. An input that the folder lacks is "missing". An input whose answer is to be
-mended later is "later" until the answer is right. The exit code is 1 if any other input is not
-right.
+The folder holds small recordings and logs, and scripts that train, which run only with ``--jobs``.
+Each input is an entry of ``KNOWN``. The verdict on an input is "missing" if the folder lacks it,
+and "later" if commprof's answer is known to be wrong. The exit code is 1 if any other answer is
+wrong.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from benchmarks.judging.demands import Demand, judged, of_all
 
 ROOT = Path(__file__).parents[2]
 _LONGEST_S = 400
-#: Width of each of two columns: commprof's answer, and the right answer.
+#: Width of the columns for commprof's answer and for the right answer.
 _WIDE = 60
 
 
 @dataclass(frozen=True)
 class Known:
-    """An input, the question about it, and the right answer."""
+    """An input, a command that reads it, and the right answer."""
 
     #: Path in the folder.
     path: str
-    #: Shell command; {commprof} and {python} are the programs, {input} the path, {out} an empty
-    #: folder. Its standard output and error are read as one line.
+    #: Shell command. {commprof} and {python} stand for the programs, {input} for the path, and
+    #: {out} for an empty folder. Its output and errors are read as one line.
     command: str
     #: The right answer, in words.
     right: str
@@ -49,16 +48,19 @@ class Known:
     shown: str | Callable[[str], bool]
     #: Pattern that commprof's output must not contain; empty if there is none.
     never: str = ""
-    #: Pattern of the text that is printed as commprof's answer; if empty, ``shown`` is used.
+    #: Pattern of the text that is printed as commprof's answer; empty if it is ``shown``.
     answer: str = ""
-    #: True if ranks must train.
+    #: True if the command trains.
     job: bool = False
-    #: True if the answer is wrong now and a later change is to mend it.
+    #: True if commprof's answer is known to be wrong.
     later: bool = False
 
 
 def at_path(path: str, right: object) -> Callable[[str], bool]:
-    """Accepts JSON that has the right value at a path such as ``runs.0.num_processes``."""
+    """Returns a function that accepts JSON with the right value at a path.
+
+    An example of a path is ``runs.0.num_processes``.
+    """
 
     def accepted(text: str) -> bool:
         try:
@@ -73,7 +75,7 @@ def at_path(path: str, right: object) -> Callable[[str], bool]:
 
 
 def pairs_agree(text: str) -> bool:
-    """Accepts text with pairs of exposed shares that differ by at most 1 % of the step."""
+    """True if the two exposed shares of each pair differ by at most 1 % of the step."""
     shares = [
         0.0 if "none" in share else float(share.rpartition(" ")[2])
         for share in re.findall(r"Exposed communication: (none|[\d.]+ ms, [\d.]+)", text)
@@ -92,7 +94,8 @@ NO_CHANGE = "needs no change"
 def fitted(path: str, ranks: int, rate: str, alpha: str = r"[\d.]+") -> Known:
     """Returns the entry of an all_reduce log.
 
-    ``alpha`` and ``rate`` are patterns of the fitted latency in us and rate in GB/s.
+    ``alpha`` is a pattern of the fitted latency in us. ``rate`` is a pattern of the fitted rate in
+    GB/s.
     """
     return Known(
         path,
@@ -104,7 +107,7 @@ def fitted(path: str, ranks: int, rate: str, alpha: str = r"[\d.]+") -> Known:
 
 
 def late_phase(ranks: int, late_ms: float) -> Known:
-    """Returns the entry of a simulated run in which rank ``ranks // 3`` is late in forward."""
+    """Returns the entry of a simulated run in which one rank is late in forward."""
     make = f"{{python}} {{input}} {{out}}/run {ranks} 40 --late-ms {late_ms:g} > {{out}}/made"
     return Known(
         "late_phase/make.py",
@@ -146,7 +149,7 @@ KNOWN = (
     Known(
         "f04_hccl",
         REPORT,
-        "30 of 50 ms exposed in all_to_all, the first 0.8 ms in its call",
+        "30 of 50 ms are exposed in all_to_all",
         r"Exposed communication: (?:29\.[2-9]|30(?:\.[01])?) ms, (?:5[89]|60)\.\d% of the step",
         never=f"{NO_CHANGE}|Exposed communication: none",
         answer=r"Exposed communication: [^!]*?%",
@@ -181,8 +184,8 @@ KNOWN = (
         never="no range of c10d",
         answer=r"What bounds it [^.]*|no range of c10d",
     ),
-    # All logs in nccl/ have 20 us latency and an algbw of 100 GB/s, which is a busbw of 175 GB/s at
-    # 8 ranks and 150 GB/s at 4 ranks. The 20 us are the time of 2 (n - 1) steps.
+    # All logs in nccl/ have a latency of 20 us, the time of 2 (n - 1) steps on n ranks. Their algbw
+    # of 100 GB/s is a busbw of 175 GB/s at 8 ranks, and of 150 GB/s at 4 ranks.
     fitted("nccl/rccl_hipevt_all_reduce.log", 8, "175", r"1\.43"),
     fitted("nccl/rccl_nohipevt_all_reduce.log", 8, "175", r"1\.43"),
     fitted("nccl/rccl_O0_in_place_only.log", 8, "175", r"1\.43"),
@@ -204,7 +207,7 @@ KNOWN = (
     Known(
         "nccl/cycles.log",
         "{commprof} compare {input} {input}",
-        "5 rounds are too few to compare; says how many are enough",
+        "5 rounds are too few to compare, 8 are enough",
         r"With 5 rounds and 20 rows .* -N 8 or more",
         answer=r"With [^;]*rows",
     ),
@@ -236,7 +239,7 @@ KNOWN = (
     Known(
         "t10_scalar_metrics.py",
         RUN + " {input}",
-        "20 scalar calls per step outside of backward: join them in one",
+        "20 scalar calls per step outside of backward: combine the calls",
         r"t10_scalar_metrics\.py:\d+",
         never="larger buckets|bucket-cap",
         answer=r"Next: [^.]*",
@@ -309,7 +312,7 @@ KNOWN = (
     Known(
         "libs/f1_group_without_init.py",
         "export STORE={out}/store; " + RUN + " {input}",
-        "ran to its end; one all_reduce of 2.11 MB per step",
+        "the job ended normally; one all_reduce of 2.11 MB per step",
         r"all_reduce of 2\.11 MB",
         never="did not run to its end|no trace|records nothing",
         answer=r"[^.]*did not run to its end|At 2 ranks[^.]*",
@@ -361,7 +364,7 @@ KNOWN = (
     Known(
         "torch/F12.sh",
         "V={environment} bash {input}",
-        "rank 1 is late, with DETAIL as with INFO",
+        "rank 1 is late, both with DETAIL and with INFO",
         r"== DETAIL.*Waited for: rank 1",
         answer=r"== DETAIL.*",
         job=True,
@@ -389,7 +392,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Answer:
-    """Commprof's answer on an input, and the verdict on it."""
+    """Commprof's answer to an input, and the verdict on the answer."""
 
     said: str
     #: "ok", "NOT ok", "later" or "missing".
@@ -442,14 +445,13 @@ def judge(known: Known, text: str) -> Answer:
 
 
 def demands(answers: list[Answer]) -> list[Demand]:
-    """Checks that every input in the folder, except those marked "later", is right."""
+    """Checks that all answers are right, except those marked "later"."""
     counted = [answer for answer in answers if answer.verdict in ("ok", "NOT ok")]
     right = sum(answer.verdict == "ok" for answer in counted)
     return [of_all("inputs with the right answer", right, len(counted), max(1, len(counted)))]
 
 
 def main() -> int:
-    """Asks about every input and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", action="store_true", help="also run the scripts that train")

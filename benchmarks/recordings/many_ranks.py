@@ -52,7 +52,7 @@ _OF_COLLECTIVE = (
     '"Process Group Name": "0", "Process Group Description": "default_pg", '
     '"Process Group Ranks": "%(listed)s", "Seq": %(seq)d'
 )
-#: Stack of a call, as dumps have it unless TORCH_INCLUDE_STACK_TRACE=0.
+#: Stack of a call. Dumps have stacks unless TORCH_INCLUDE_STACK_TRACE=0.
 _FRAMES = [
     {"name": name, "filename": file, "line": line}
     for name, file, line in (
@@ -70,19 +70,21 @@ _OPERATORS = ("aten::addmm", "aten::relu", "aten::native_layer_norm", "aten::mul
 
 @dataclass(frozen=True)
 class TracedJob:
-    """Shape of a job in which torch.profiler records every rank."""
+    """A job in which torch.profiler records every rank."""
 
     ranks: int
     steps: int
-    #: All-reduces of a step, and operators with a kernel before each all-reduce.
+    #: Number of all-reduces in a step.
     all_reduces: int
+    #: Number of operators before each all-reduce; each operator has a kernel.
     operators: int
 
 
 def write_traces(folder: Path, job: TracedJob) -> int:
-    """Writes a trace for each rank; returns their size in bytes.
+    """Writes a trace for each rank; returns the total size in bytes.
 
-    The clocks of the ranks differ by milliseconds. All-reduces end together; their begins differ.
+    The clocks of the ranks differ by milliseconds. The kernels of an all-reduce begin at different
+    times and end together.
     """
     folder.mkdir()
     size_bytes = 0
@@ -93,7 +95,6 @@ def write_traces(folder: Path, job: TracedJob) -> int:
 
 
 def _trace(job: TracedJob, rank: int) -> Iterator[str]:
-    """Yields the text of a rank's trace."""
     draw = np.random.default_rng(rank)
     base_ns = _BASE_NS + int(draw.integers(-5_000_000, 5_000_000))
     listed = list(range(job.ranks))
@@ -150,7 +151,7 @@ def _launched(
     stream: int,
     args: str = "",
 ) -> Iterator[str]:
-    """Yields a kernel with its launch, and the arrow between them."""
+    """Yields a kernel, its launch, and the arrow between the two."""
     about = _OF_KERNEL % (number, stream, number)
     about = f"{about}, {args}" if args else about
     launch = f'"External id": {number}, "cbid": 430, "correlation": {number}'
@@ -161,10 +162,10 @@ def _launched(
 
 
 def write_dumps(folder: Path, ranks: int, entries: int) -> int:
-    """Writes a Flight Recorder dump for each rank of a hanging job; returns their size in bytes.
+    """Writes a Flight Recorder dump for each rank of a hanging job; returns the size in bytes.
 
-    Collectives of the group of all ranks and of groups of 8 alternate. The job hangs because rank 1
-    has not issued the last collective.
+    Collectives of all ranks and of groups of 8 ranks alternate. The job hangs because rank 1 has
+    not issued the last collective.
     """
     folder.mkdir()
     size_bytes = 0

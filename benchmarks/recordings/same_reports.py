@@ -1,11 +1,11 @@
-"""Compares the reports of two checkouts of commprof on recordings, and their CPU times.
+"""Compares the reports and the CPU times of two checkouts of commprof.
 
     PYTHONPATH=. python benchmarks/recordings/same_reports.py OTHER_CHECKOUT RECORDING...
 
-This checkout and the other checkout report each recording in turns, with `--format json`, or with
-`--format table` if that fails. A folder is one recording; with `--inside`, each file in it is one.
-The exit code is 1 if a report differs. A CPU time is the least of all turns, and includes the start
-of Python.
+The two checkouts take turns to report each recording, with `--format json`, or with `--format
+table` if JSON fails. A folder is one recording; with `--inside`, each file in a folder is a
+recording. A CPU time is the shortest of all turns, and includes the start of Python. The exit code
+is 1 if a report differs.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     PYTHONPATH=. python benchmarks/recordings/speed.py [--inputs small large dumps trace ...]
         [--trace rank0_of_16xA100.json.gz] [--old CHECKOUT] [--turns 2] [--results FILE]
 
-A process of its own reports each input, with ``--format json``, or as text if the input is a folder
-of dumps. With ``--old``, this checkout and another take turns (``same_reports.py`` compares the
-reports of two checkouts). Medians over the turns are printed.
+Each report is made in a new process, with ``--format json``, or as text for dumps. With ``--old``,
+this checkout and another checkout take turns. Medians over the turns are printed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MOST_GROWTH = 1.25
 
 @dataclass(frozen=True)
 class Input:
-    """A recording, and the most CPU time and memory that its report may take."""
+    """A recording, and the largest CPU time and memory that its report may take."""
 
     what: str
     #: Writes the recording at a path; returns its size in bytes.
@@ -82,7 +81,7 @@ def main() -> int:
     parser.add_argument(
         "--place", type=Path, help="folder for the recordings, which are deleted afterwards"
     )
-    parser.add_argument("--results", type=Path, help="JSON; other inputs' figures in it are kept")
+    parser.add_argument("--results", type=Path, help="JSON file; figures of other inputs are kept")
     args = parser.parse_args()
     names = list(dict.fromkeys([*args.inputs, *([_TRACE] if args.trace else [])]))
     if _TRACE in names and args.trace is None:
@@ -99,7 +98,7 @@ def main() -> int:
 
 
 def demands(figures: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on memory and CPU time (with Python's start) of the measured inputs."""
+    """Checks the memory and the CPU time of each input that was measured."""
     found = []
     for name, one in {**INPUTS, _TRACE: _OF_TRACE}.items():
         if name in figures:
@@ -114,7 +113,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Returns the figures as a table, beside the older version's figures if it was measured."""
+    """Returns a table of the figures, and of the old version's figures if there are any."""
     head = ("input", "MB read", "wall s", "CPU s", "MB", "old CPU s", "old MB", "ratio")
     rows = []
     for name, one in figures.items():

@@ -5,11 +5,10 @@
     PYTHONPATH=. python benchmarks/scale/equal.py dump new.pickle
     python benchmarks/scale/equal.py compare old.pickle new.pickle
 
-``dump`` analyses simulated schedules of all shapes (``tests/support/builders/exact``), random runs,
-jobs with parts removed (``tests/support/builders/removals.py``) and, with ``--folder``, runs and
-recordings in files; the index of a drawn input is its seed. It writes all figures of a report: the
-result's figures and the figures per step. Figures agree if their relative difference is less than
-1e-9. The exit code is 1 if a figure differs, or is in one file only.
+``dump`` writes all figures of reports on simulated schedules (``tests/support/builders/exact``), on
+random runs, and on jobs with parts removed (``tests/support/builders/removals.py``). With
+``--folder``, it adds the figures of a run or recording. ``compare`` accepts a relative difference
+of 1e-9. The exit code is 1 if a figure differs, or is in one file only.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from typing import Any
 
 import numpy as np
 
-#: Largest difference of two figures that agree, as a fraction of the larger.
+#: Largest relative difference of two figures that agree.
 TOLERANCE = 1e-9
 _SHOWN = 20
-#: Fields that are not compared: where the run is stored, and fields that older versions lack. The
-#: figures of ``timeline`` are compared under the name "drawn timeline".
+#: Fields that are not compared. ``timeline`` is compared under the name "drawn timeline".
 _NAMES = ("directory", "path", "timeline", "drawn", "clocks_shared")
 
 Figures = dict[str, object]
@@ -71,7 +69,7 @@ def main() -> int:
 
 
 def differences(before: Mapping[str, Figures], after: Mapping[str, Figures]) -> Iterator[str]:
-    """Yields a line for each figure that differs, or that only one side has."""
+    """Yields a line for each figure that differs, or that only one file has."""
     for name in sorted(before.keys() | after.keys()):
         one, other = before.get(name), after.get(name)
         if one is None or other is None:

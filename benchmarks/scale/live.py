@@ -1,18 +1,19 @@
 """Measures always-on mode's exchange of arrival times between simulated hosts.
 
-Each host is a process that stands for many ranks (``live_host.cpp``), all on this machine. It runs
-commprof's own code for the exchange within a host and between hosts. A rank arrives 20 ms late in
-every step. After every living host has named this rank, another rank is late. A host names a rank
-that came last to eight world collectives in a row. In two further phases, a host is killed, and a
-host that is above others in the tree (the root, if there is no other) is frozen and then continues.
+Each host is a process that stands for many ranks (``live_host.cpp``). All hosts run on this
+machine. They use commprof's own code for the exchange within a host and between hosts. In every
+step, one rank arrives 20 ms late. When every living host has named this rank, another rank is late
+instead. A host names a rank that came last to eight successive world collectives. In two further
+phases, a host is killed, and another host is frozen and then continues. The frozen host has other
+hosts below it in the tree.
 
     python benchmarks/scale/live.py [--hosts 16] [--ranks 4096] [--trials 50] [-o FILE]
     python benchmarks/scale/live.py --hosts 16,128 --per-host 8 --trials 10 [-o FILE]
 
-It prints the figures of each phase; with ``-o`` it appends them to a file of results. From two
-numbers of hosts, with equally many ranks per host, it extrapolates the cost of a job of 1,024 hosts
-along a straight line. A rank makes 44 calls per second; bytes and flows are for this rate. All
-hosts share this machine's cores, so the times until a rank is named are those of a busy machine.
+The script prints the figures of each phase. With ``-o`` it also appends them to a file of results.
+From two numbers of hosts with equally many ranks per host, it extrapolates the cost of a job of
+1,024 hosts along a straight line. Each rank makes 44 calls per second; bytes and flows depend on
+this rate. All hosts share this machine's cores, so a rank is named later than on an idle machine.
 """
 
 from __future__ import annotations
@@ -37,12 +38,11 @@ from benchmarks.judging.results_file import Lines
 from commprof.capture.job.store_links import possible_parents
 
 ROOT = Path(__file__).resolve().parents[2]
-#: World collectives in a row to which the late rank must come last.
+#: A host names a rank that came last to this many successive world collectives.
 IN_A_ROW = 8
 LIMIT_S = 10.0
 _MOST_MIB = 64
 _ON_PAPER = 1024
-#: Figures of a host.
 _PER_HOST = (
     *("bytes_per_s", "datagrams_per_s", "cpu_percent", "flows", "board_bytes", "resident_bytes"),
 )
@@ -86,7 +86,7 @@ class SimulatedHost:
 
     @property
     def named(self) -> int:
-        """The rank that came last to all of the newest collectives; -1 if there is no such rank."""
+        """The rank that came last to every one of the newest world collectives; -1 if none did."""
         same = len(self.newest_last) == IN_A_ROW and len(set(self.newest_last)) == 1
         return self.newest_last[0] if same else -1
 
@@ -111,7 +111,10 @@ def build(directory: Path) -> Path:
 
 
 def until_named(hosts: list[SimulatedHost], rank: int) -> float:
-    """Makes a rank late; returns the seconds until all hosts name it, NaN after ``LIMIT_S``."""
+    """Makes a rank late; returns the seconds until all hosts have named this rank.
+
+    Returns NaN if this takes longer than ``LIMIT_S``.
+    """
     began = time.monotonic()
     for host in hosts:
         host.tell(f"late {rank}")
@@ -141,7 +144,7 @@ def trials(living: list[SimulatedHost], number: int, per_host: int, seed: int) -
 def rates(hosts: list[SimulatedHost], since: list[int]) -> dict[str, Any]:
     """Returns what hosts sent per second, what they counted, and their memory.
 
-    ``since``: for each host, the index of the line from which on its figures count.
+    ``since``: for each host, the index of the line at which the measurement begins.
     """
     found: dict[str, list[float]] = {"bytes_per_s": [], "datagrams_per_s": [], "cpu_percent": []}
     counts = {kind: [0, 0, 0, 0] for kind in KINDS}
@@ -172,7 +175,7 @@ def rates(hosts: list[SimulatedHost], since: list[int]) -> dict[str, Any]:
 
 
 def phase(hosts: list[SimulatedHost], number: int, per_host: int, seed: int) -> dict[str, Any]:
-    """Runs trials on the given hosts; returns how often the late rank was named, and rates."""
+    """Runs trials on the given hosts; returns the results of ``trials`` and ``rates``."""
     since = [len(host.lines) - 1 for host in hosts]
     found = trials(hosts, number, per_host, seed)
     return found | rates(hosts, since)
@@ -194,7 +197,7 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 
 
 def measured(number: int, per_host: int, trials: int) -> dict[str, Any]:
-    """Runs all phases with this number of hosts; returns their figures."""
+    """Runs all phases with ``number`` hosts; returns the figures of all phases."""
     with tempfile.TemporaryDirectory() as directory:
         program = build(Path(directory))
         hosts = [SimulatedHost(program, host, number, per_host) for host in range(1, number + 1)]
@@ -220,7 +223,7 @@ def _phases(hosts: list[SimulatedHost], per_host: int, trials: int) -> dict[str,
     few = max(3, trials // 5)
     result: dict[str, Any] = {"hosts": len(hosts), "ranks": len(hosts) * per_host}
     result["all live"] = phase(hosts, trials, per_host, 1)
-    # In a tree of three levels, host 3 has children; in a tree of two levels, only the root has.
+    # In a tree of three levels, host 3 has children. In a tree of two levels, it has none.
     hosts[2].process.kill()
     living = [host for host in hosts if host.host != 3]
     result["a host killed"] = phase(living, few, per_host, 2)
@@ -237,9 +240,9 @@ def _phases(hosts: list[SimulatedHost], per_host: int, trials: int) -> dict[str,
 
 
 def on_paper(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Extrapolates a host's cost in a job of ``_ON_PAPER`` hosts, all running, by a straight line.
+    """Extrapolates the cost of a host in a job of ``_ON_PAPER`` hosts along a straight line.
 
-    ``rows``: results with equally many ranks per host; only the first and the last row are used.
+    ``rows``: results with equally many ranks per host. Only the first and the last row are used.
     """
     hosts = [row["hosts"] for row in rows]
     share = (_ON_PAPER - hosts[-1]) / (hosts[-1] - hosts[0])
@@ -267,7 +270,7 @@ def main() -> None:
         if args.output is not None:
             Lines(args.output).append(rows[-1])
     if args.per_host and len(rows) > 1:
-        print(f"on paper, {_ON_PAPER} hosts: {json.dumps(on_paper(rows))}")
+        print(f"extrapolated to {_ON_PAPER} hosts: {json.dumps(on_paper(rows))}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 // One simulated host of a job in always-on mode, for live.py. ArrivalBoard and
-// ArrivalCarrier are the real code; one thread stands for the helper threads of
+// ArrivalCarrier are the real code. One thread stands for the helper threads of
 // all ranks of the host.
 //
 //   live_host HOST HOSTS RANKS_PER_HOST TOKEN
 //
-// It writes its port, reads lines "peer HOST PORT TOKEN", "go BEGIN_NS", "late
-// RANK" and "end", and writes a line of JSON every 0.5 s. A rank belongs to
-// four groups: the world; a tp group of 8 neighbours; a dp group of the ranks
-// with the same place in their tp groups; a pp group of 8 ranks that are an
-// eighth of the world apart. A step of 0.25 s has 1, 4, 4 and 2 collectives of
-// these groups.
+// The program first writes its port. It reads the commands "peer HOST PORT
+// TOKEN", "go BEGIN_NS", "late RANK" and "end", and writes a line of JSON every
+// 0.5 s. Each rank belongs to four groups. In a step of 0.25 s, each group has
+// this many collectives:
+//
+//   world  1  all ranks
+//   tp     4  8 neighbours
+//   dp     4  all ranks with the same place in their tp groups
+//   pp     2  8 ranks, each an eighth of the world after the previous one
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -43,18 +46,18 @@ struct Membership {
   ArrivalBoard::Group group;
   GroupKind kind;
   uint32_t rank; // rank in the world
-  // True for the first of this host's ranks in the group: it alone asks the
-  // board who came last.
+  // True for this host's first rank in the group. Only this rank asks the board
+  // which rank came last.
   bool asks;
 };
 
-// Numbers of collectives, by how much the board knew of who came last to them.
+// Counts of collectives, by what the board knew about the rank that came last.
 struct Counts {
   uint64_t known = 0;
   uint64_t partial = 0;
   uint64_t unknown = 0;
-  // Known and partial ones whose last rank is right; any rank is right if the
-  // group has no late rank.
+  // Known and partial collectives for which the board named the right rank. If
+  // the group has no late rank, every rank counts as right.
   uint64_t correct = 0;
 };
 
@@ -62,7 +65,7 @@ struct Asked {
   Membership* member;
   uint32_t seq;
   uint64_t issue_ns;
-  uint32_t late; // the late rank of the group, or a value for "none"
+  uint32_t late; // the late rank, if has_late
   bool has_late;
 };
 
@@ -155,7 +158,8 @@ int main(int count, char** words) {
 
   Counts counts[kKinds];
   std::deque<Asked> open;
-  std::vector<uint32_t> world_last; // last ranks of the newest collectives
+  // The ranks that came last to the newest world collectives.
+  std::vector<uint32_t> world_last;
   uint64_t step = 0;
   uint64_t next_line_ns = 0;
   while (!over.load()) {
@@ -164,8 +168,8 @@ int main(int count, char** words) {
     if (begin == 0 || nowNs() < begin) {
       continue;
     }
-    // Ranks post all arrivals of a step after the step is over, like a helper
-    // thread that takes records from a rank's ring only then.
+    // All arrivals of a step are posted when the step is over, as by a helper
+    // thread that reads a rank's ring once per step.
     for (; nowNs() > begin + (step + 1) * kStepNs; ++step) {
       const uint64_t late_rank = late.load();
       const auto culprit = uint32_t(late_rank);

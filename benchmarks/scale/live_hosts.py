@@ -1,14 +1,13 @@
-"""Measures the monitor of the first host of a job in always-on mode: CPU time and bytes per look.
+"""Measures what the monitor of a job in always-on mode costs: CPU time and bytes read per look.
 
-Simulated hosts of 8 ranks write the same files as real hosts. Before each look, every rank replaces
-the summary in its trace by another of realistic size, and every host replaces the host's summary.
-Each monitor is a process of its own that looks when it is told to; the processor time of a look,
-and the bytes read, are those of this process. With ``--before`` a second monitor, of another
-version of commprof, looks in turns with the first.
+Simulated hosts of 8 ranks write the same files as real hosts. Before each look, all ranks and hosts
+replace their summaries by others of realistic size. Each monitor is a process of its own, and looks
+when this script tells it to. With ``--before``, a monitor of another version of commprof is
+measured too. The two monitors look in turns.
 
     python benchmarks/scale/live_hosts.py [--hosts 16,128] [--looks 5] [--before CHECKOUT] [-o FILE]
 
-From two numbers of hosts it works out what 1,024 hosts cost, assuming that the costs grow linearly.
+From two numbers of hosts, the script extrapolates the cost of 1,024 hosts along a straight line.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # PYTHONPATH comes first
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # after the folders in PYTHONPATH
 
 from benchmarks.judging.results_file import Lines
 
@@ -37,12 +36,13 @@ PER_HOST: Final = 8
 _ON_PAPER: Final = 1024
 _INTERVAL_S: Final = 2.0
 _NOT_MISSING_S: Final = 600.0
-#: As in ``commprof.monitor.monitor``: the monitor's largest share of a core, and its longest rest.
+#: The monitor's largest share of a core, and its longest rest in seconds, as in
+#: ``commprof.monitor.monitor``.
 _OF_A_CORE, _LONGEST_S = 0.02, 30.0
 
 
 def monitor(run: Path) -> None:
-    """Looks once for each line of stdin, and writes the cost of the look."""
+    """Looks once per line of stdin, and prints the cost of each look as JSON."""
     from commprof.monitor.metrics.metrics import samples
     from commprof.monitor.observer import Observer
 
@@ -73,7 +73,7 @@ def _read_bytes() -> int:
 
 def measured(hosts: int, looks: int, checkouts: dict[str, Path]) -> dict[str, Any]:
     """Lets each version's monitor look several times; returns the median cost of a look."""
-    # Not imported for the other version's monitor, because that version may lack this module.
+    # Not imported above, because the monitor of another version may lack this module.
     from tests.support.builders.simulated_hosts import SimulatedHost
 
     with tempfile.TemporaryDirectory() as place:
@@ -106,7 +106,7 @@ def _write_all(simulated: list[SimulatedHost], sequence: int) -> None:
             continue
         host.write(sequence)
         if number:  # the measured monitor writes the first host's summary
-            # one process writes for all hosts, and so takes longer than a real host
+            # the interval is long, because this one process writes for all hosts
             host.publish(_NOT_MISSING_S)
 
 
@@ -132,10 +132,7 @@ def _looked(process: subprocess.Popen[str], look: int) -> dict[str, Any]:
 
 
 def _medians(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the median figures of all looks but the first, and the first look's CPU time.
-
-    The first look takes longer, because it opens files.
-    """
+    """Returns medians without the first look, which takes longer because it opens files."""
     later = looks[1:]
     cpu_s, read = (statistics.median(look[name] for look in later) for name in ("cpu_s", "bytes"))
     rest_s = max(_INTERVAL_S, min(cpu_s / _OF_A_CORE, _LONGEST_S))
@@ -153,7 +150,7 @@ def _medians(looks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def on_paper(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Extrapolates the cost of ``_ON_PAPER`` hosts from the first and last row, linearly."""
+    """Extrapolates the monitor's cost to ``_ON_PAPER`` hosts from the first and the last row."""
     first, last = rows[0], rows[-1]
 
     def line(figure: str) -> float:
@@ -176,7 +173,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", default="16,128", help="numbers of hosts (default: 16,128)")
     parser.add_argument("--looks", type=int, default=5)
-    parser.add_argument("--before", type=Path, help="checkout of another version, built")
+    parser.add_argument("--before", type=Path, help="built checkout of another version")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--monitor", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

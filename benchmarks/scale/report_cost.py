@@ -1,15 +1,16 @@
-"""Measures processor time and memory of reports of many ranks, in turns with an older version.
+"""Measures CPU time and memory of reports of many ranks, for this version and an older one.
 
     git worktree add ../old 8668001c && cp commprof/*.so ../old/commprof
     PYTHONPATH=. python benchmarks/scale/report_cost.py --old ../old [--rows 1024x600 ...]
         [--results FILE]
 
-Each row of the table is a run that ``runs.py`` writes, and a command on this run. Both versions run
-the command in turns, each in a process of its own. A row shows wall time, CPU time (user and
-system) and largest resident set (medians over the turns) beside their demanded limits, the ratio of
-CPU times, and the CPU time of a collective. Without ``--old`` only this version is measured.
-Another demand: between any two numbers of ranks, the CPU time of a collective differs by a factor
-of at most 2.
+For each row of the table, ``runs.py`` writes runs, and both versions execute a command on these
+runs in turns. Each execution is a process of its own. A row shows medians of wall time, CPU time
+(user and system) and largest resident set. CPU time and memory have limits. Without ``--old`` only
+this version is measured.
+
+The rows "8 ranks" to "4096 ranks" show how the cost grows with the number of ranks. Between any two
+of these rows, the CPU time per collective may differ by a factor of at most 2.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CALLS = 25
 
 @dataclass(frozen=True)
 class Row:
-    """A run, a command on it, and the most CPU time and memory that the command may take."""
+    """A command that reads runs, and limits on the command's CPU time and memory."""
 
     what: str
     ranks: int
@@ -44,9 +45,8 @@ class Row:
     memory_mb: float
     plain: bool = False
     per_host: int = 8
-    #: True for rows that are compared in CPU time per collective.
+    #: True for the rows whose CPU times per collective are compared with each other.
     growth: bool = False
-    #: Number of runs that the command reads.
     runs: int = 1
 
     @property
@@ -136,7 +136,9 @@ def main() -> int:
     parser.add_argument(
         "--place", type=Path, help="folder for the traces, which are deleted afterwards"
     )
-    parser.add_argument("--results", type=Path, help="JSON; other rows' figures in it are kept")
+    parser.add_argument(
+        "--results", type=Path, help="JSON file to update; rows that are not measured stay"
+    )
     args = parser.parse_args()
     trees = {"new": ROOT, **({"old": args.old.resolve()} if args.old else {})}
     figures: dict[str, dict[str, CommandCost]] = {}
@@ -156,7 +158,6 @@ def main() -> int:
 
 
 def _plain(costs: dict[str, CommandCost]) -> dict[str, dict[str, float]]:
-    """Returns the costs without the output of the commands."""
     return {
         tree: {"wall_s": cost.wall_s, "cpu_s": cost.cpu_s, "memory_mb": cost.memory_mb}
         for tree, cost in costs.items()
@@ -164,7 +165,7 @@ def _plain(costs: dict[str, CommandCost]) -> dict[str, dict[str, float]]:
 
 
 def table(figures: dict[str, dict[str, CommandCost]]) -> str:
-    """Returns the figures as a table, beside those of the older version if it was measured."""
+    """Returns a table of the figures, with those of the older version if it was measured."""
     lines = []
     for name, costs in figures.items():
         row, new, old = ROWS[name], costs["new"], costs.get("old")
@@ -177,7 +178,10 @@ def table(figures: dict[str, dict[str, CommandCost]]) -> str:
 
 
 def demands(figures: dict[str, dict[str, dict[str, float]]]) -> list[Demand]:
-    """Checks the demands on memory and CPU time (with Python's start) of the measured rows."""
+    """Checks the limits on memory and CPU time of the measured rows.
+
+    CPU time includes the start of Python.
+    """
     found, growth = [], []
     for name, row in ROWS.items():
         if name not in figures:
@@ -203,10 +207,9 @@ def _written(row: Row, place: Path) -> list[Path]:
 
 
 def _cost(row: Row, folders: list[Path], tree: Path) -> CommandCost:
-    """Runs the row's command with the commprof of a tree; returns the cost."""
     name, *options = row.command
     cost = sound_cost(tree, [name, *folders, *options], folders[0].parent)
-    return replace(cost, text="")  # the output is long, and would stay in this process
+    return replace(cost, text="")  # the output is long, so it is not kept
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Writes traces of one DDP job of many ranks, quickly: all times are drawn as arrays.
+"""Writes traces of a simulated DDP job of many ranks.
 
     PYTHONPATH=. python benchmarks/scale/runs.py FOLDER 1024 100 --per-host 8
     PYTHONPATH=. python benchmarks/scale/runs.py FOLDER 1024 24 --plain
 
-Each step has phases, all-reduces in backward, which begin when all ranks have issued them, and
-DDP's finalisation. Run delays and Linux's counts of a thread (such as page faults) are included, as
-a real job records them. With ``--plain`` a step has only its end and the collectives, each with a
-wait. One rank, at a third of the world size, is late in forward. Each host has a clock of its own,
-which is compared with rank 0's.
+Each step has phases, all-reduces in backward and DDP's finalisation. An all-reduce begins when all
+ranks have issued it. The traces also hold run delays and Linux's counts of a thread, such as page
+faults. With ``--plain`` a step has only collectives, their waits, and the end of the step. The rank
+at a third of the world size is late in forward. Each host has a clock of its own, which is compared
+with rank 0's clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _BETWEEN_HOSTS_NS = 137_000 * _MS
 
 @dataclass(frozen=True)
 class Times:
-    """Times of all events on one clock, by ``[step, rank]``; calls by ``[step, rank, call]``."""
+    """Times of all events on one clock.
+
+    ``issue`` and ``complete`` have the indices ``[step, rank, call]``, all others ``[step, rank]``.
+    """
 
     begin: Ints
     data: Ints
@@ -111,7 +114,7 @@ def write_run(
 
 
 def job_records(times: Times, rank: int, plain: bool) -> npt.NDArray[np.void]:
-    """Returns the records of one rank, in no order, on the job's common clock."""
+    """Returns the unsorted records of one rank, with times on the job's common clock."""
     steps, _, calls = times.issue.shape
     number = np.arange(steps)
     rows: list[npt.NDArray[np.void]] = []
@@ -131,7 +134,7 @@ def job_records(times: Times, rank: int, plain: bool) -> npt.NDArray[np.void]:
     add(Kind.END, complete, op_id=seq + 1, op=size["op"], thread=_HELPER)
     add(Kind.STEP, times.begin[:1, rank], seq=1)
     add(Kind.STEP, times.end[:, rank], op_id=number, aux=1, seq=1)
-    if plain:  # the calls of a step are waited for one after the other
+    if plain:
         begin = np.maximum.accumulate(complete, axis=1)
         begin[:, 1:] = np.maximum(begin[:, :-1], issue[:, -1:])
         begin[:, 0] = issue[:, -1]
@@ -154,7 +157,7 @@ def job_records(times: Times, rank: int, plain: bool) -> npt.NDArray[np.void]:
 
 
 def _compared(times: Times, rank: int, offset: int) -> npt.NDArray[np.void]:
-    """Returns comparisons of a host's clock with rank 0's: often at first, then every 10 s."""
+    """Returns records that compare the host's clock with rank 0's clock."""
     begin, end = int(times.begin[0, rank]), int(times.end[-1, rank])
     at = begin + np.array([0, 1, 2, 4, 8, *range(10, 10_000, 10)]) * 1000 * _MS
     at = at[at <= end]
@@ -186,7 +189,9 @@ def main() -> int:
     parser.add_argument("ranks", type=int)
     parser.add_argument("steps", type=int)
     parser.add_argument("--calls", type=int, default=25, help="collectives of a step")
-    parser.add_argument("--per-host", type=int, default=0, help="ranks of a host; 0: one host")
+    parser.add_argument(
+        "--per-host", type=int, default=0, help="ranks per host; 0 puts all ranks on one host"
+    )
     parser.add_argument("--plain", action="store_true", help="no phases and no finalisations")
     args = parser.parse_args()
     size = write_run(args.folder, args.ranks, args.steps, args.calls, args.per_host, args.plain)

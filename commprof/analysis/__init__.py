@@ -1,1 +1,1 @@
-"""Computes figures from tables of records, in pure functions without torch and without drawing."""
+"""Computes figures from tables of records, in pure functions that do not import torch."""

@@ -1,8 +1,7 @@
-"""Figures of a run's card, its summary on one screen: what bounds the step, and what to do next.
+"""Computes a run's card: one screen on what limits the step's speed, and what to do next.
 
-The verdict (:mod:`commprof.analysis.verdict`) judges one of the run's world sizes. All times are
-those of this world size, as means over its ranks and over the steps that did not stall. The card
-holds only the caveats that can change the verdict.
+The verdict (:mod:`commprof.analysis.verdict`) judges one of the run's world sizes. The card's times
+are means for this world size, over its ranks and over the steps that did not stall.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class CardPart:
 
     #: "data", "forward", "backward", "wait", "transfer", "exposed" (communication that is not split
     #: into "wait" and "transfer"), "optimizer" or "other". Parts of a device's time may also be
-    #: "unphased_compute" (kernels of no known phase), and "copies" or "idle" in place of "other".
+    #: "unphased_compute" (kernels of an unknown phase), "copies" or "idle".
     name: str
     ms: float
     #: Fraction of the mean step.
@@ -54,16 +53,15 @@ class CardRank:
     """The rank that the others wait for."""
 
     rank: int
-    #: Where the rank falls behind, as the last words of a sentence; empty if unknown.
+    #: Where the rank falls behind, such as "in the forward phase"; empty if unknown.
     where: str
-    #: Time per step for which one waiting rank waits for this rank, on average.
+    #: Mean time per step that a waiting rank waits for this rank.
     wait_ms: float
     #: Fraction of all waiting.
     share: float
     late_steps: int
     measured_steps: int
-    #: Probability that chance alone makes one rank cause this much of the waiting; see
-    #: ``LateRank``.
+    #: Probability that chance alone makes a rank cause so much waiting, see ``LateRank``.
     p_value: float
 
 
@@ -76,14 +74,14 @@ class CardLink:
     step_bytes: float
     #: Rate of one host's outgoing link while a collective was in flight.
     in_flight_gbit_per_s: float
-    #: Interfaces that every host has, that carried nearly nothing, and are rated at least as fast
-    #: as the interface in use.
+    #: Interfaces of every host that carried nearly nothing, and are rated at least as fast as the
+    #: interface in use.
     idle: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class CardSize:
-    """Throughput and scaling of one world size; a figure is NaN if unknown."""
+    """Throughput and scaling of one world size; unknown figures are NaN."""
 
     world_size: int
     samples_per_s: float
@@ -93,21 +91,21 @@ class CardSize:
 
 @dataclass(frozen=True)
 class CardCommunication(FieldGroup):
-    """How much of the mean step is communication, and how it is divided."""
+    """The mean step's communication, and how it is divided."""
 
-    #: NaN if not known. Then ``exposed_share``, ``best_step_ms``, and the times of hidden
-    #: communication, waiting and transfer are NaN too.
+    #: NaN if unknown. Then ``exposed_share``, ``best_step_ms``, and the times of hidden
+    #: communication, waiting and transfer are also NaN.
     exposed_ms: float
     #: Fraction of the mean step; also an upper bound on the gain from faster communication.
     exposed_share: float
-    #: Why the exposed communication is not known, as a clause; empty if it is known.
+    #: Clause on why the exposed communication is unknown; empty if it is known.
     exposed_lacks: str
     #: Communication in flight while the ranks did other work.
     hidden_ms: float
-    #: NaN if waiting and transfer are not separated; ``transfer_ms`` is NaN too then.
+    #: NaN if waiting and transfer are not separated. Then ``transfer_ms`` is also NaN.
     wait_ms: float
     transfer_ms: float
-    #: Mean step if no communication were exposed and all else stayed the same: a lower bound.
+    #: Lower bound of the mean step: its length without exposed communication.
     best_step_ms: float
 
 
@@ -115,15 +113,11 @@ class CardCommunication(FieldGroup):
 class CardLateness(FieldGroup):
     """Whether a rank makes the others wait."""
 
-    #: None if no rank is named.
     late: CardRank | None
-    #: True if there is no late rank, and enough is known to say so.
+    #: True if the recordings show that no rank is late.
     nobody_late: bool
-    #: What the recordings lack to support the statement that no rank is late, as a clause; empty if
-    #: they support it.
+    #: Clause on what the recordings lack to show that no rank is late; empty if they lack nothing.
     nobody_late_lacks: str
-    #: Several ranks that work longer than all others, as :class:`SlowerRanks`; None if there are
-    #: none.
     slower: SlowerRanks | None
 
 
@@ -135,11 +129,10 @@ class CardNextStep(FieldGroup):
     advice: str
     #: Next command to type; empty if the advice is to change the script.
     command: str
-    #: Command that prints the full report.
     all_command: str
-    #: Catalogue id of the cause that ``advice`` is about, and the lines of code that mend it; both
-    #: are empty for other advice.
+    #: Catalogue id of the cause that ``advice`` is about; empty if it is about no cause.
     cause: str = ""
+    #: Lines of code that mend this cause; empty without a cause.
     fix: str = ""
 
 
@@ -148,19 +141,18 @@ class Card:
     """A run's figures for one screen."""
 
     description: str
-    #: Backend and version of torch, as far as they are recorded; may be empty.
+    #: Backend and version of torch; empty if neither is recorded.
     setup: str
     #: World size that the verdict judges.
     world_size: int
-    #: Number of steps over which the times are means; stalled steps are left out.
+    #: Number of steps over which the times are means, without stalled steps.
     steps: int
     step_ms: float
-    #: A hang, ranks that issued different collectives, or a mistake that makes the result wrong, in
-    #: sentences; empty if there is none.
+    #: Sentences about a hang, about ranks that issued different collectives, or about a mistake
+    #: that makes the result wrong; empty if nothing went wrong.
     incident: str
-    #: One or two sentences.
     verdict: str
-    #: Parts in the order of a step; they add up to ``step_ms``. Empty if they are not known.
+    #: Parts in the order of a step, whose times add up to ``step_ms``; empty if not known.
     parts: tuple[CardPart, ...]
     communication: CardCommunication
     lateness: CardLateness
@@ -176,7 +168,9 @@ class Card:
 def card(
     result: RunResult, details: Sequence[WorldDetail], verdict: Verdict | None, directory: Path
 ) -> Card | None:
-    """Returns the card of a run; None without a verdict, or if a trial alternated settings in it.
+    """Returns the card of a run.
+
+    None if there is no verdict, or if a trial alternated settings during the run.
 
     Args:
         result: figures of the run.
@@ -257,9 +251,8 @@ def _setup(context: Mapping[str, Any]) -> str:
 def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
     """True if the user should look at incidents before following other advice.
 
-    False if all that happened is that ranks still waited when the job was stopped. Also False if
-    only the speed changed and the other advice is about a known mistake (``is_cause``): then the
-    mistake comes first, and the change becomes a caveat.
+    Advice about a known mistake (``is_cause``) comes before incidents in which only the speed
+    changed.
     """
     if of_size.hangs or of_size.mismatches:
         return True
@@ -269,7 +262,7 @@ def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
 
 
 def _incident(incidents: Sequence[Incidents], several_sizes: bool) -> tuple[str, str]:
-    """Returns the run's first hang or mismatch as a sentence, and what to do about it."""
+    """Returns a sentence on the run's first incident, and what to do about it."""
     for of_size in incidents:
         size = f"At {counted(of_size.world_size, 'rank')}: " * several_sizes
         for mismatch in of_size.mismatches:
@@ -322,14 +315,13 @@ def _link(links: HostLinks | None) -> CardLink | None:
 
 
 def _command_to_inspect(run: str, late: CardRank | None) -> str:
-    """Returns the command that shows more of the run, for use if the advice names no command."""
     more = ("--format", "html") if late is not None else ("--all",)
     return invocation.command("report", run, *more)
 
 
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
     for of_size in result.incidents:
-        # A change that may have made the step longer comes before the change of the step itself.
+        # The change of the step itself comes last: another change may have caused it.
         order = sorted(
             (change for _, change in of_size.anomalies),
             key=lambda change: (change.found_step, change.what == STEP),
@@ -344,7 +336,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     larger = [each.world_size for each in result.worlds if each.world_size > world.world_size]
     if larger:
         cores = counted(usable_cores(result.context["machine"]), "usable core")
-        yield f"{listed(larger)} ranks are not judged: they run more threads than the {cores}."
+        yield f"Runs of {listed(larger)} ranks are not judged: they need more than the {cores}."
     yield from _told(told, "stalled_steps")
     if result.loss_agreement is not None and not result.loss_agreement.agrees:
         yield CURVES_DISAGREE
@@ -356,7 +348,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     yield from _told(told, "missing_ranks", "clocks_not_compared", "unsplit")
     unseen = world.evidence.supports(Figure.PARTS) and not world.evidence.supports(Figure.OTHER)
     if unseen and not step.is_of_device:
-        yield 'No forward pass was seen: its time counts as "other".'
+        yield 'No forward pass was recorded, so its time counts as "other".'
     yield from _told(told, "failed_calls", "dropped_records")
     if captured_in_python(result.context):
         yield PYTHON_BRIEF

@@ -1,19 +1,18 @@
-"""Comparison of two recorded runs: the figures that changed, and which changes exceed chance.
+"""Comparison of two recorded runs: the figures that changed by more than chance.
 
 The measured steps of each world size that both runs have are compared. A figure counts as changed
 if the rank test over the steps (``step_test``) gives p < 5 % and the 95 % interval of the ratio of
-medians excludes 1. The test and the interval both treat correlated steps as a smaller number of
-independent steps; if that number is too small, there is no p-value. The p-value of the step, the
-main question, is corrected for the number of world sizes only. The p-values of parts and
-collectives, which show where a change is, are corrected for the number of parts and collectives
-within a world size. The test distinguishes two runs, not two programs: a difference may also
-come from anything else that changed on the machine between the runs.
+medians excludes 1. The test and the interval treat correlated steps as a smaller number of
+independent steps. The p-value of the step is corrected for the number of world sizes. The p-values
+of parts and collectives are corrected for the number of parts and collectives at a world size. The
+test distinguishes two runs, not two programs: something else may also have changed on the machine
+between the runs.
 
-If the ranks of a run lacked cores, other load on the machine may have lengthened the steps. This
-load differs from run to run but hardly varies within a run, so no test over a run's steps can
-measure its effect. If ranks lacked cores, the step therefore counts as changed only if the step
-time less run delay (time in which ranks could run but had no core) changed too. Parts and
-collectives then count as changed only if the step counts as changed.
+If the ranks of a run lacked cores, other load on the machine may have lengthened the steps. Such
+load differs between runs but hardly varies within a run, so the test cannot measure its effect. In
+this case, the step counts as changed only if the step time less run delay changed too. Run delay is
+the time in which ranks could run but had no core. Parts and collectives then count as changed only
+if the step does.
 """
 
 from __future__ import annotations
@@ -47,13 +46,12 @@ from commprof.units import NS_PER_MS
 
 #: A kind of call, and its bucket's index or ``NO_BUCKET``.
 _Kind: TypeAlias = "tuple[CallKind, int]"
-#: Largest number of compared steps. Of a longer run, steps are left out evenly, so that the
-#: bootstrap stays cheap.
+#: Largest number of compared steps. Of a longer run, steps are left out evenly to save time.
 _MOST_STEPS = 1000
 #: Each run adds at most this many kinds of calls to the comparison.
 _MOST_KINDS = 24
-#: Ranks count as lacking cores if they had none for at least this fraction of their time outside of
-#: waiting.
+#: Ranks count as lacking cores if they had no core for at least this fraction of their time outside
+#: of waiting.
 _BUSY = 0.03
 #: Entries of a run's context that are not settings: results, and entries that differ between any
 #: two runs.
@@ -67,16 +65,14 @@ _NO_SETTINGS = {
 class Change:
     """One figure of two runs, as medians over the steps in ms."""
 
-    #: "step" (of the slowest rank), a part of the step (mean over ranks), or a kind of collective,
-    #: per DDP bucket if both runs record bucket indices.
+    #: "step" for the step of the slowest rank, or the name of a part of the step (mean over ranks),
+    #: or of a kind of collective.
     name: str
     a_ms: float
     b_ms: float
-    #: B divided by A; NaN if a run lacks the figure, or if it is 0 in A. Without a p-value, the
-    #: bounds are NaN.
+    #: B divided by A; NaN if it cannot be computed. The bounds are NaN if there is no p-value.
     ratio: Interval
-    #: Corrected for the number of comparisons, see this module's docstring; NaN if a run lacks the
-    #: figure, or has too few steps.
+    #: Corrected for the number of comparisons; NaN if a run lacks the figure or has too few steps.
     p_value: float
 
     @property
@@ -92,17 +88,17 @@ class WorldComparison:
 
     world_size: int
     steps: tuple[int, int]
-    #: Number of independent steps to which each run's steps are equivalent, given their
-    #: correlation. Of a run of more than ``_MOST_STEPS`` steps, only the compared ones count.
+    #: For each run: number of independent steps that carry as much information as the compared
+    #: steps, which are correlated.
     effective_steps: tuple[float, float]
     #: Fraction of each run's time outside of waiting in which the ranks had no core.
     no_core_share: tuple[float, float]
-    #: "step" first, then its parts in the order of ``detail.PARTS``; those of a device only if its
-    #: kernels were recorded.
+    #: "step", then the parts of the step in the order of ``detail.PARTS``. Parts of a device are
+    #: included only if kernels were recorded.
     parts: tuple[Change, ...]
-    #: Step time less run delay, see ``WorldDetail.with_cores_ms``; mean over ranks.
+    #: Step time less run delay, as a mean over ranks; see ``WorldDetail.with_cores_ms``.
     with_cores: Change
-    #: Mean time in flight of each kind of call, the longest first.
+    #: Mean time in flight of each kind of call; the longest is first.
     collectives: tuple[Change, ...]
 
     @property
@@ -113,7 +109,7 @@ class WorldComparison:
     @property
     def is_busy(self) -> bool:
         """True if ranks of either run lacked cores."""
-        return any(share >= _BUSY for share in self.no_core_share)  # False for NaN: not known
+        return any(share >= _BUSY for share in self.no_core_share)  # NaN (unknown) gives False
 
     @property
     def too_short(self) -> bool:
@@ -132,7 +128,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class NotCompared:
-    """Figures that one run's recordings do not support, so that they are not compared."""
+    """Figures that are not compared, because one run's recordings do not support them."""
 
     #: "A" or "B".
     run: str
@@ -150,14 +146,15 @@ class RunComparison:
     a: str
     b: str
     worlds: tuple[WorldComparison, ...]
-    #: World sizes with figures in run A only; the next field: in run B only.
+    #: World sizes with figures in run A only.
     only_a: tuple[int, ...]
+    #: World sizes with figures in run B only.
     only_b: tuple[int, ...]
     settings: tuple[Setting, ...]
-    #: Names ("A", "B") of the runs that have only summaries of always-on mode: these runs have no
+    #: Names ("A", "B") of the runs that have only summaries of always-on mode. Such runs have no
     #: figures of single steps.
     summarised: tuple[str, ...] = ()
-    #: Per run and world size at most one entry for each kind of figures.
+    #: At most one entry for each run, world size and kind of figures.
     not_compared: tuple[NotCompared, ...] = ()
 
     def slower_by_more_than(self, share: float) -> tuple[WorldComparison, ...]:
@@ -178,7 +175,7 @@ def compare_runs(
     a: tuple[RunResult, Sequence[WorldDetail]],
     b: tuple[RunResult, Sequence[WorldDetail]],
 ) -> RunComparison:
-    """Compares two runs as ``analyse_in_detail`` returns them, with or without ``steps_only``."""
+    """Compares two runs, given as ``analyse_in_detail`` returns them."""
     ours, theirs = ({detail.world_size: detail for detail in run[1]} for run in (a, b))
     both = sorted(ours.keys() & theirs.keys())
     worlds = [_world(ours[size], theirs[size]) for size in both]
@@ -204,7 +201,6 @@ def compare_runs(
 
 
 def _not_compared(run: str, world: WorldResult) -> Iterator[NotCompared]:
-    """Yields those figures of a world size that its recordings do not support."""
     of, size = world.evidence, world.world_size
     if lacking := of.lacking(Figure.PARTS):
         yield NotCompared(run, size, "the parts of the step", lacking)
@@ -268,7 +264,6 @@ def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
 
 
 def _without_interval(change: Change) -> Change:
-    """Returns the change without interval and p-value, so that ``significant`` is False."""
     return replace(change, ratio=Interval(change.ratio.value, math.nan, math.nan), p_value=math.nan)
 
 
@@ -286,7 +281,6 @@ def _change(name: str, a: Floats, b: Floats) -> Change:
 
 
 def _ratio(b: Floats, a: Floats) -> Interval:
-    """Returns the ratio of medians B / A; NaN if a run has no values or the ratio is not finite."""
     unknown = Interval(math.nan, math.nan, math.nan)
     if len(a) == 0 or len(b) == 0:
         return unknown
@@ -296,26 +290,24 @@ def _ratio(b: Floats, a: Floats) -> Interval:
 
 
 def _over_ranks(values: Floats) -> Floats:
-    """Returns the mean over ranks per step, without the steps in which a rank's value is NaN."""
     mean: Floats = values.mean(axis=0)
     return mean[~np.isnan(mean)]
 
 
 def _thinned(values: Floats) -> Floats:
-    """Returns all values, or ``_MOST_STEPS`` of them that are evenly spread."""
     kept = min(len(values), _MOST_STEPS)
     return values[np.arange(kept) * len(values) // max(1, kept)]
 
 
 def _by_kind(runs: Sequence[StepTimesInFlight], numbered: bool) -> list[dict[_Kind, Floats]]:
-    """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
+    """Returns for each run the mean time in flight of each kind of call in ms, per step.
 
-    The list has an entry per run. A kind of call is included if it is, in at least one of the runs,
-    among the ``_MOST_KINDS`` kinds with the longest total time in flight.
+    Steps without calls of the kind are left out. A kind is included if it is among the
+    ``_MOST_KINDS`` kinds with the longest total time in one of the runs.
 
     Args:
         runs: times in flight of the runs' calls.
-        numbered: True if each bucket is its own kind; all runs must record bucket indices.
+        numbered: True if each bucket is a kind of its own; all runs must record bucket indices.
     """
     found = [_InFlight.of(run, numbered) for run in runs]
     longest = {kind for calls in found for kind in calls.longest()}
@@ -327,11 +319,8 @@ def _by_kind(runs: Sequence[StepTimesInFlight], numbered: bool) -> list[dict[_Ki
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Times in flight of one run's calls, by kind and bucket."""
-
-    #: Index of each kind of call, from 0.
     number: dict[_Kind, int]
-    #: Index of the kind of each row of ``calls``.
+    #: For each row of ``calls``, the index of its kind.
     kind: Ints
     calls: StepTimesInFlight
 
@@ -357,7 +346,6 @@ class _InFlight:
 
 
 def _names(kinds: Set[_Kind]) -> dict[_Kind, str]:
-    """Names each kind by its rounded size; by its exact size if two names would be equal."""
     rounded = {k: _name(*k, f"{plain_digits(k[0].size_bytes / 1e6, 4)} MB") for k in kinds}
     uses = Counter(rounded.values())
     return {

@@ -1,7 +1,7 @@
-"""Checks whether ranks have a core each, and whether run delay shows that they lacked one.
+"""Checks whether ranks have a core each, and whether they waited for cores.
 
-Run delay is the time in which a rank's training thread was ready to run and had no core. Only run
-delay shows that a rank waited for a core; more threads than cores do not prove it.
+Run delay is the time in which a rank's training thread was ready to run but had no core. Only run
+delay shows that a rank waited for a core. More threads than cores do not prove a wait.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from commprof.trace.reader import Trace
 
 #: A lack of cores matters only if ranks had no core for at least this fraction of the exposed time.
 _WORTH_ACTING = 0.1
-#: This time without a core must also be at least this fraction of the step. If it is less, the
-#: exposed time is too short to matter.
+#: The time without a core must also be at least this fraction of the step.
 _OF_STEP = 0.02
 
 
 def usable_cores(machine: Mapping[str, Any]) -> int:
-    """Number of physical cores; of hardware threads if the run did not record cores."""
+    """Number of physical cores, or of hardware threads if the run did not record cores."""
     return int(machine.get("usable_core_count", machine["usable_cpu_count"]))
 
 
@@ -45,8 +44,7 @@ def with_all_cpus(machine: Mapping[str, Any], traces: Iterable[Trace]) -> dict[s
 def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
     """True if the ranks of some host have more threads than the host has cores.
 
-    Even so, the ranks may not have waited for a core. Missing ranks are assumed to be spread evenly
-    over hosts.
+    Missing ranks are assumed to be spread evenly over hosts.
     """
     hosts = Counter(rank.host for rank in world.ranks)
     evenly = math.ceil(world.world_size / max(len(hosts), int(context.get("nodes", 1))))
@@ -57,7 +55,7 @@ def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
 def no_core_share(world: WorldResult) -> float:
     """Fraction of the exposed time in which ranks were ready to run but had no core.
 
-    NaN if it was not measured, or without exposed time.
+    NaN if this time was not measured, or if there is no exposed time.
     """
     parts = world.parts
     if math.isnan(parts.no_core_ms) or not parts.exposed_ms > 0:
@@ -72,10 +70,10 @@ def lacked_cores(world: WorldResult) -> bool:
 
 
 def judged_place(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> int:
-    """Position in ``worlds`` of the world size that a verdict is about.
+    """Index in ``worlds`` of the world size that a verdict is about.
 
-    This is the largest world size above 1 that has a core for each thread; if none has, the largest
-    world size of all.
+    This is the largest world size above 1 that has a core for each thread. If there is none, it is
+    the largest world size.
     """
     places = range(len(worlds))
     roomy = [i for i in places if worlds[i].world_size > 1 and not crowded(context, worlds[i])]

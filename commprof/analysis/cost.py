@@ -3,8 +3,7 @@
     s per 1000 samples    = 1000 / (samples per second)
     cost per 1000 samples = (s per 1000 samples) / 3600 * price per hour * (billed ranks or nodes)
 
-The 95 % interval of a cost is the bootstrap interval of the mean step time, scaled to the cost: of
-all factors, only the step time is uncertain.
+The 95 % interval of a cost is the bootstrap interval of the mean step time, scaled to the cost.
 Cost ignores accuracy: more ranks may mean a larger batch, which may need more samples.
 """
 
@@ -19,8 +18,8 @@ from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval, mean_interval, percentile_interval, resampled_means
 
 UNITS = ("node", "rank")
-#: Largest relative difference between epoch lengths that count as equal: samplers pad epochs so
-#: that all ranks get equal batches.
+#: Epoch lengths count as equal if they differ by at most this fraction. Samplers pad epochs so that
+#: all ranks get equal batches.
 _PADDING = 0.05
 
 
@@ -36,7 +35,7 @@ class Price:
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of training at one world size; times and costs are NaN if samples/s are unknown."""
+    """Cost of training at one world size; times and costs are NaN if they are unknown."""
 
     world_size: int
     #: Number of nodes or ranks that are paid for; None if the nodes of missing ranks are unknown.
@@ -46,22 +45,22 @@ class CostRow:
     #: NaN if the samples of an epoch are unknown, or differ between world sizes.
     s_per_epoch: float
     cost_per_epoch: float
-    #: Cost per sample at the smallest world size, divided by the cost at this world size. Above 1,
-    #: this world size is cheaper. NaN if there is only one world size.
+    #: Cost per sample at the smallest world size, divided by the cost per sample at this world
+    #: size. NaN if there is only one world size.
     cost_efficiency: float
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of all world sizes, with the cheapest and the fastest one."""
+    """Costs of all world sizes, with the cheapest and the fastest world size."""
 
     price: Price
     rows: tuple[CostRow, ...]
-    #: World size with the least cost per sample; None if no samples are known.
+    #: World size with the least cost per sample; None if no costs are known.
     cheapest: int | None
     #: World size with the most samples per second.
     fastest: int | None
-    #: World sizes whose cost does not differ measurably from that of the cheapest.
+    #: World sizes whose cost does not differ measurably from the least cost.
     as_cheap: tuple[int, ...]
 
 
@@ -104,7 +103,7 @@ def cost(
 
 
 def _epoch_samples(details: Sequence[WorldDetail]) -> float:
-    """Returns the number of samples in an epoch, as counted at the smallest world size.
+    """Returns the number of samples in an epoch at the smallest world size.
 
     NaN if the number is unknown at some world size, or differs between world sizes by more than
     ``_PADDING``.

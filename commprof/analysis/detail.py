@@ -1,4 +1,4 @@
-"""Per-step figures of one world size, for pictures, comparisons and exported tables."""
+"""Figures of each measured step at one world size."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind
 from commprof.units import NS_PER_MS
 
-#: Parts of "other" on a device, which add up to it; NaN if no kernels were recorded.
+#: Names of the parts of "other" on a device. Their times are NaN if no kernels were recorded.
 OF_OTHER = ("unphased_compute", "copies", "idle")
-#: Names of ``WorldDetail.parts_ms``. The parts from "data" to "other" add up to "step"; "wait" and
-#: "transfer" are parts of "exposed".
+#: Keys of ``WorldDetail.parts_ms``. The times from "data" to "other" add up to "step". The times
+#: "wait" and "transfer" are parts of "exposed".
 PARTS = (
     *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
     *("wait", "transfer", "hidden", *OF_OTHER),
 )
 
 
-#: Parts that have another name in ``Breakdown.part_ns``, and that name.
+#: Names in ``Breakdown.part_ns`` that differ from the names in ``PARTS``.
 _PARTS = {"step": "wall"}
 
 
 class Later:
-    """Timeline and times in flight, each computed from the ranks' records when first asked for."""
+    """Computes the timeline and the times in flight on first use."""
 
     def __init__(
         self,
@@ -41,17 +41,16 @@ class Later:
         timeline: Timeline | None = None,
         in_flight: StepTimesInFlight | None = None,
     ) -> None:
-        """``seen``: the ranks' records; None if both other arguments are given."""
         self._seen = seen
         self._timeline = timeline
         self._in_flight = in_flight
 
     def seen(self) -> MeasuredWorld | None:
-        """Returns the ranks' records; None after the timeline was made or the records dropped."""
+        """Returns the ranks' records, or None if they were dropped."""
         return self._seen
 
     def timeline(self) -> Timeline:
-        """Returns the timeline, and drops the records, to free memory."""
+        """Returns the timeline, and drops the records to free memory."""
         if self._timeline is None:
             assert self._seen is not None
             self._timeline = timeline(self._seen)
@@ -66,7 +65,7 @@ class Later:
         return self._in_flight
 
     def drop_records(self) -> None:
-        """Frees the records: what was not made before cannot be made any more."""
+        """Frees the records. Figures that were not computed before can no longer be computed."""
         self._seen = None
 
 
@@ -75,44 +74,41 @@ class WorldDetail:
     """Figures of each measured step of one world size."""
 
     world_size: int
-    #: Global ranks that left a trace.
     ranks: tuple[int, ...]
-    #: Indices of the measured steps.
     steps: Ints
-    #: Time of each of ``PARTS``, by its name, as ``[rank, step]``; NaN if unknown.
+    #: Times as ``[rank, step]``, by the names in ``PARTS``; NaN if unknown.
     parts_ms: Mapping[str, Floats]
-    #: Per step: the slowest rank's wall time.
     slowest_ms: Floats
-    #: Per step: mean over ranks of the step time without run delay, that is, without the time in
-    #: which the rank, or a rank that it waited for, could run but had no core.
+    #: Mean step time of the ranks in each step, without the time in which ranks lacked cores.
     with_cores_ms: Floats
-    #: Waiting of each of ``ranks`` for each global rank, summed over the steps; None if unknown.
+    #: Waiting of each rank in ``ranks`` for each global rank, summed over the steps; None if
+    #: unknown.
     waited_for: PairWaits | None
-    #: Makes :attr:`timeline` and :attr:`in_flight`. This takes long, and few reports need them.
+    #: Computes :attr:`timeline` and :attr:`in_flight`, which takes long.
     drawn: Later
-    #: True if times of different ranks can be compared.
     clocks_shared: bool
-    #: Samples of all ranks in one epoch; NaN if no whole epoch was trained or counted.
+    #: Number of samples in one epoch, summed over the ranks; NaN if unknown.
     epoch_samples: float
-    #: Fraction of the ranks' time outside of waiting in which they could run but had no core; 0 if
-    #: the kernel does not count this, NaN on GPUs and for recordings of other profilers.
+    #: Fraction of the ranks' time outside of waiting in which ranks could run but had no core. It
+    #: is 0 if the kernel does not count this time. It is NaN on GPUs and for recordings of other
+    #: profilers.
     no_core_share: float = 0.0
 
     @property
     def waited_for_ms(self) -> Floats:
-        """``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank."""
+        """Mean waiting per step of each rank for each global rank, as ``[rank, global rank]``."""
         if self.waited_for is None:
             return np.full((len(self.ranks), self.world_size), math.nan)
         return self.waited_for.table_ns() / max(1, len(self.steps)) / NS_PER_MS
 
     @property
     def timeline(self) -> Timeline:
-        """Steps, phases, waiting and collectives of all ranks; made when first asked for."""
+        """Steps, phases, waiting and collectives of all ranks."""
         return self.drawn.timeline()
 
     @property
     def in_flight(self) -> StepTimesInFlight:
-        """Times in flight of the calls of all ranks; summed when first asked for."""
+        """Times in flight of the calls of all ranks."""
         return self.drawn.in_flight()
 
     def unseen(self) -> WorldDetail:
@@ -122,7 +118,7 @@ class WorldDetail:
         return self._without("exposed", "wait", "transfer", "hidden", *of_device)
 
     def unknown(self) -> WorldDetail:
-        """Returns a copy in which only the steps are known, see ``StepParts.unknown``."""
+        """Returns a copy in which only the step times are known; other times are NaN."""
         return self._without(*(name for name in PARTS if name != "step"))
 
     def _without(self, *names: str) -> WorldDetail:
@@ -157,7 +153,7 @@ def _no_core_share(seen: MeasuredSteps) -> float:
     if any(of_kind(trace.records, Kind.DEVICE_CLOCK).size for trace in seen.traces) or any(
         trace.device_activity is not None for trace in seen.traces
     ):
-        # other profilers do not record run delay; and a host's delay need not delay its GPU
+        # Other profilers do not record run delay. A delay of a host need not delay its GPU.
         return math.nan
     work, delay = (
         sum(seen.measured.column(of_block).reshape(len(seen.ranks), -1).sum(axis=1).tolist())
@@ -167,10 +163,6 @@ def _no_core_share(seen: MeasuredSteps) -> float:
 
 
 def _epoch_samples(run: WorldRun) -> float:
-    """Returns the number of samples of the first epoch, summed over the ranks.
-
-    NaN if a rank's samples are unknown, or if the run ended before the epoch did.
-    """
     if len(run.results) < run.world_size:
         return math.nan
     total = 0

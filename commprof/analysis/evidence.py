@@ -1,10 +1,8 @@
 """Decides which figures the recordings of one world size support: a figure needs evidence.
 
-This module is the only place with such rules. :mod:`commprof.analysis.world` replaces each
-unsupported figure by NaN or None, or leaves it out. All outputs about a run (verdict, card,
-remarks, advice, incidents, pages, exports) ask :class:`Evidence`. An unsupported figure is printed
-as "-" and exported as null, with the reason that :meth:`Evidence.lacking` returns, and no verdict
-rests on it.
+All outputs about a run ask :class:`Evidence`, and no other module has such rules.
+:mod:`commprof.analysis.world` replaces unsupported figures by NaN or None. They are printed as "-"
+and exported as null, and :meth:`Evidence.lacking` gives the reason.
 
 A figure without evidence differs from a figure of 0: a recording without kernels does not show that
 transfers took no time, and a recording of one rank does not show that no rank was late.
@@ -40,21 +38,19 @@ _SOME = 0.1
 #: A rank is called late only if at least this fraction of the exposed time is split into waiting
 #: and transfer.
 _HALF = 0.5
-#: A rank stands out if it caused this share of all waiting, even if no test over the steps names
-#: it.
+#: A rank stands out if it caused at least this share of all waiting.
 _STANDS_OUT = 2 / 3
 
 
 class Figure(Enum):
     """A figure, or a kind of statement, that needs evidence."""
 
-    #: Time of a step.
     STEP = "step"
     #: Compute, data, optimizer and other time of a step.
     PARTS = "parts"
     #: The statement that "other" is time outside of forward, backward and optimizer.
     OTHER = "other"
-    #: Time for which communication delays the step, and all that follows from it.
+    #: Time for which communication delays the step, and figures computed from this time.
     EXPOSED = "exposed"
     #: Durations and bandwidths of collectives.
     CALLS = "calls"
@@ -68,35 +64,33 @@ class Figure(Enum):
     CHANGE = "change"
     #: The statement that no single rank is late.
     NOBODY_LATE = "nobody_late"
-    #: Time that a change would save, found by replaying the recorded steps with this change.
+    #: Time that a change of the job would save, computed by replaying the recorded steps.
     GAINS = "gains"
 
 
 def _ran_on_device(trace: Trace) -> bool:
-    """True if commprof recorded collectives that ran on a device."""
     return not trace.is_foreign and device_collectives(trace) > 0
 
 
 @dataclass(frozen=True)
 class RecordedKinds(FieldGroup):
-    """Which kinds of data were recorded at all."""
+    """Tells which kinds of data were recorded."""
 
-    #: False if the times of a transfer were not recorded, but only the calls on the host.
+    #: False if only calls on the host were recorded, without the times of transfers.
     times: bool
     #: True if kernels or copies of a device were recorded on all ranks.
     device: bool
-    #: False if nothing of the training thread was recorded except its collectives.
+    #: False if only the collectives of the training thread were recorded.
     training_thread: bool
-    #: False if the recording of some rank's device holds only communication kernels, while
-    #: recordings of other ranks' devices also hold compute kernels.
+    #: False if only communication kernels were recorded on the devices of some ranks. True if this
+    #: holds for all ranks.
     work: bool
-    #: False if capture in pure Python saw no collective.
+    #: False if capture in pure Python recorded no collective.
     collectives: bool
-    #: True if forward passes were recorded.
     forward: bool
-    #: False if nothing tells how many ranks the job has.
+    #: False if the number of ranks of the job is not known.
     job_size: bool = True
-    #: True if events of a device were recorded that commprof does not read.
+    #: True if the recordings hold device events that commprof does not read.
     unread_device: bool = False
 
 
@@ -104,12 +98,12 @@ class RecordedKinds(FieldGroup):
 class DeviceTiming(FieldGroup):
     """Facts on whether device events timed the collectives that ran on a device."""
 
-    #: False if some rank's collectives ran on a device and no device event timed any of them.
+    #: False if a rank ran collectives on a device, and device events timed none of these calls.
     on_all_ranks: bool
-    #: True if collectives ran on a device, no device event timed any of them, and the host waited
-    #: for less than ``WORTH_A_LOOK`` of the step.
+    #: True if device events timed none of the collectives on devices, and exposed time is below
+    #: ``WORTH_A_LOOK`` of the step.
     unseen: bool
-    #: Why capture recorded no device times; "" if it did, or if the reason is not known.
+    #: Reason why capture recorded no device times. Empty if no reason is known.
     why_none: str
 
 
@@ -117,10 +111,11 @@ class DeviceTiming(FieldGroup):
 class KnownSplit(FieldGroup):
     """Facts on how far the exposed time is split into waiting and transfer."""
 
-    #: Mean exposed time per step; the next field is the part of it that is not split.
+    #: Mean exposed time per step.
     exposed_ms: float
+    #: Part of ``exposed_ms`` that is not split.
     unsplit_ms: float
-    #: False if the exposed time of no step is split.
+    #: True if the exposed time of at least one step is split.
     waiting_known: bool
 
 
@@ -128,12 +123,11 @@ class KnownSplit(FieldGroup):
 class LostRecords(FieldGroup):
     """Records and calls that are missing from recordings."""
 
-    #: Largest fraction of a rank's records that were lost because a buffer was full.
+    #: Fraction of its records that a rank lost because a buffer was full; the largest of all ranks.
     records_share: float = 0.0
-    #: The rank whose recording lacks the most of the calls that other ranks recorded in the same
-    #: groups. The next field is the fraction of these calls that it lacks; 0 for commprof's own
-    #: traces.
+    #: Rank whose recording lacks the most calls; -1 if unknown.
     poorest_rank: int = -1
+    #: Fraction of the calls that this recording lacks; 0 for commprof's own traces.
     calls_share: float = 0.0
 
 
@@ -145,24 +139,21 @@ class MostWaitedFor(FieldGroup):
     rank: int = -1
     #: Fraction of all waiting; NaN if unknown.
     share: float = math.nan
-    #: If the steps are too few to name a late rank: a clause that says so, and how many steps would
-    #: suffice. Else empty.
+    #: Clause saying that the steps are too few to name a late rank; else empty.
     few_steps: str = ""
-    #: If the rank was late in one series of steps only: a clause on this series. Else empty.
+    #: Range of the steps in which the rank was late, in words; empty unless it is one series.
     one_series: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Facts about the recordings of one world size, and the rules on its figures."""
+    """Facts about the recordings of one world size, and the figures that they support."""
 
     world_size: int
-    #: Ranks that left no usable trace.
     missing_ranks: tuple[int, ...]
-    #: True if the ranks' times can be compared.
     clocks_shared: bool
-    #: False if no step is marked: then each repetition of the calls counts as a step. Several
-    #: repetitions may be one step of the job, so that they are not independent.
+    #: False if no step is marked. Then each repetition of the calls counts as a step, although
+    #: several repetitions may belong to one step of the job.
     steps_marked: bool
     recorded: RecordedKinds
     device_timing: DeviceTiming
@@ -183,7 +174,7 @@ class Evidence:
 
     @property
     def not_known(self) -> Mapping[str, str]:
-        """What the recordings lack for each figure without evidence, by the figure's name."""
+        """What the recordings lack, by the name of each unsupported figure."""
         return {each.value: said for each in Figure if (said := self.lacking(each))}
 
     @property
@@ -197,33 +188,33 @@ class Evidence:
             return ""
         caused = f"rank {most.rank} caused {most.share:.0%} of the waiting"
         if not self.steps_marked:
-            return f"{caused}, and {_no_steps(self)}, so that this may be chance"
+            return f"{caused}, but this may be chance, because {_no_steps(self)}"
         if most.few_steps:
             return f"{caused}, but {most.few_steps}"
         if most.one_series:
-            return f"{caused}, nearly all in one series of steps, {most.one_series}"
-        return f"{caused}, which the recorded steps do not show to be more than chance"
+            return f"{caused}, nearly all of it {most.one_series}"
+        return f"{caused}, but this may be chance"
 
     @property
     def remedy(self) -> tuple[str, str]:
         """Advice on how to record so that exposed time is known, and a command ("" for none)."""
         if not self.recorded.times and self.recorded.device:
             return (
-                "First find out why no kernel of communication was recorded: the profiler may have "
+                "First find out why no communication kernel was recorded: the profiler may have "
                 "lost the kernels, or copies may have moved the data instead.",
                 "",
             )
         if not self.recorded.times and self.recorded.unread_device:
             return (
-                "First look at the device's own events in the program that wrote them: the report "
-                "does not read them, and a new recording would not change that.",
+                "First look at the device's events in the program that recorded them. commprof "
+                "does not read such events, so a new recording would not help.",
                 "",
             )
         if not self.recorded.times:
             return (
                 "First record again with the activity of the device too, for example "
                 "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]): "
-                "only kernels tell how long transfers take.",
+                "only kernels show how long transfers take.",
                 "",
             )
         if not self.recorded.work:
@@ -240,8 +231,8 @@ class Evidence:
             )
         if _lost_records(self):
             return (
-                "First repeat the run with room for its records, in /dev/shm and on the disk of "
-                "the run directory: no figure counts communication that was not recorded.",
+                "First repeat the run with more free space, in /dev/shm and on the disk of the "
+                "run directory: the figures leave out communication that was not recorded.",
                 "",
             )
         if _lacking_calls_of(self):
@@ -251,14 +242,16 @@ class Evidence:
             )
         if _no_collectives(self):
             return (
-                "First make commprof's C++ module available, and repeat the run: without it the "
-                "communication of this job is not seen. This command says what is missing:",
+                "First make commprof's C++ module available, and repeat the run: without the "
+                "module, commprof cannot record the communication of this job. This command shows "
+                "what is missing:",
                 invocation.command("check"),
             )
         if self.device_timing.why_none:
             return (
-                "First make device events available, and repeat the run: without them nobody knows "
-                f"how long the GPUs waited for collectives. Reason: {self.device_timing.why_none}.",
+                "First make device events available, and repeat the run: without such events, it "
+                "is not known how long the GPUs waited for collectives. Reason: "
+                f"{self.device_timing.why_none}.",
                 "",
             )
         return (
@@ -270,7 +263,7 @@ class Evidence:
 
 
 def evidence_of(seen: MeasuredWorld) -> Evidence:
-    """Examines which data the recordings of one world size hold."""
+    """Returns the evidence that the recordings of one world size hold."""
     traces, world_size = seen.recorded, seen.recorded[0].world_size
     exposed_ms, unsplit_ms, step_ms = (
         ns_to_ms(sum(seen.measured.sums(name)))
@@ -317,13 +310,10 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
 
 
 def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
-    """Returns the rank whose recording lacks the most calls, and the fraction that it lacks.
+    """Returns ``LostRecords.poorest_rank`` and ``calls_share``.
 
-    These are ``LostRecords.poorest_rank`` and ``calls_share``, over the measured steps.
-
-    In a job with groups smaller than the world, only collectives in which all ranks take part are
-    compared, and only between ranks whose groups were recorded: in smaller groups, ranks may
-    rightly make different numbers of calls.
+    In groups smaller than the world, ranks may rightly make different numbers of calls. A job with
+    such groups is judged only by its collectives of all ranks.
     """
     if len(seen.traces) < 2 or not any(trace.is_foreign for trace in seen.recorded):
         return -1, 0.0
@@ -360,7 +350,6 @@ def _lost_share(trace: Trace) -> float:
 
 
 def _why_no_device_times(traces: Sequence[Trace]) -> str:
-    """Returns the first reason that a rank gives for missing device times; empty if none does."""
     reasons = (trace.metadata.get("no_device_times", "") for trace in traces)
     return next((reason for reason in reasons if isinstance(reason, str) and reason), "")
 
@@ -373,11 +362,10 @@ def _no_kernels(of: Evidence) -> str:
     if of.recorded.unread_device:
         return (
             "commprof does not read the events that show what the device did, and calls on the "
-            "host do not show when their collectives ran"
+            "host do not show when collectives ran"
         )
     return (
-        "no kernel of a device was recorded, and calls on the host do not show when their "
-        "collectives ran"
+        "no kernel of a device was recorded, and calls on the host do not show when collectives ran"
     )
 
 
@@ -393,7 +381,7 @@ def _no_work(of: Evidence) -> str:
     return (
         ""
         if of.recorded.work
-        else "a device's kernels of communication were recorded, but no others"
+        else "a device's communication kernels were recorded, but no compute kernels"
     )
 
 
@@ -485,7 +473,7 @@ def _stands_out(of: Evidence) -> str:
 
 _DEVICE = (_no_kernels, _no_operators, _no_work)
 _SEEN = (*_DEVICE, _lacking_calls_of, _no_collectives, _no_device_times, _lost_records)
-#: The requirements of each figure. If several are not met, the first one is given as the reason.
+#: The requirements of each figure. The first unmet requirement is given as the reason.
 _NEEDS: Mapping[Figure, Sequence[Callable[[Evidence], str]]] = {
     Figure.STEP: (),
     Figure.PARTS: (_no_device, _no_operators, _no_work),

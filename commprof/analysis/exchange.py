@@ -1,4 +1,4 @@
-"""Causes of slow communication other than data volume: small calls, interfaces, no overlap."""
+"""Finds causes of slow communication: small calls, slow or idle interfaces, missing overlap."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from commprof.trace.operations import family
 _SMALL_BYTES: Final = 2**17
 #: A call of fewer bytes than this takes as long as a call of one byte.
 _LATENCY_BYTES: Final = 2**12
-#: Small buckets of gradients matter only if a step has at least this many.
+#: Small buckets of gradients matter only if a step has at least this number of buckets.
 _MANY: Final = 16
 #: Small calls matter only if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
-#: If a line issued at least this share of the calls, the line is named without its share.
+#: A line of code that issued at least this share of the calls is named without its share.
 _NEARLY_ALL: Final = 0.95
-#: Values of ``bucket_cap_mb`` to try. The first is DDP's default, for jobs with small calls. The
-#: two others are far smaller: the first gradients are then sent earlier, and the last bucket, which
-#: no compute can hide, is short.
+#: Values of ``bucket_cap_mb`` to try. The first value, DDP's default, is for jobs with small calls.
+#: With the two smaller values, DDP sends the first gradients earlier. The last bucket, which no
+#: compute can hide, is then short.
 _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 
 
@@ -37,40 +37,40 @@ _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 class SmallCalls:
     """Collectives so small that their number may matter more than their size."""
 
-    #: Number of small calls of a rank per step; mean over all ranks.
+    #: Mean number of small calls per rank and step.
     calls_per_step: float
     mean_bytes: float
     #: Fraction of the exposed time that is in these calls.
     exposed_share: float
-    #: True if most are gradients that DDP exchanges in buckets.
+    #: True if most of these calls exchange DDP's buckets of gradients.
     of_buckets: bool = True
-    #: Operation with the most exposed time. The next fields are the line of code that issued most
-    #: of its calls (empty without stacks), and the line's share of these calls.
+    #: Operation with the most exposed time.
     op: str = "all_reduce"
+    #: Line of code that issued most calls of ``op``; empty if stacks were not recorded.
     caller: str = ""
+    #: Fraction of the calls of ``op`` that this line issued.
     caller_share: float = 1.0
-    #: True if the operation reduces tensors in backward passes, and no DDP model exchanges
-    #: gradients, not even by a communication hook.
+    #: True if ``op`` reduces tensors in backward passes of a job without a DDP model.
     of_script_gradients: bool = False
     #: Number of calls per step by operation; the operation with the most exposed time comes first.
     ops: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
-        """Sentence on the number of calls; if they are not DDP's buckets, also on their kind."""
+        """Sentence that describes the small calls."""
         if self.of_buckets:
             return f"Communication is cut into {self.calls_per_step:.0f} small calls per step."
         return f"{self.exposed_share:.0%} of the exposed time is in {self.name}."
 
     @property
     def remedy(self) -> str:
-        """Advice on fewer or larger calls, as the end of a sentence."""
+        """Advice on how to make fewer or larger calls, as a clause."""
         if self.op.startswith(("send", "recv")):
             return "send fewer and larger messages, for example with larger micro batches"
         if self.of_script_gradients:
             return (
-                "if these are gradients of parameters, let DistributedDataParallel join them into "
-                "buckets"
+                "if these calls reduce gradients of parameters, let DistributedDataParallel join "
+                "the gradients into buckets"
             )
         if self.calls_per_step < 1.5:
             return "make such a call less often than once per step"
@@ -96,8 +96,7 @@ class SmallCalls:
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     """Returns the small calls if they hold much of the exposed time; else None.
 
-    Small gradient buckets count only if they are many, because a few small ones are usual. Other
-    small calls always count, because other bucket sizes or compression would not shorten them.
+    A few small gradient buckets are usual, so small buckets count only if they are many.
     """
     known = [row for row in world.communication.collectives if row.kind.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
@@ -110,14 +109,10 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 def _held_by(
     rows: Sequence[CollectiveRow], least: int, world: WorldResult, of_buckets: bool
 ) -> SmallCalls | None:
-    """Returns the calls of ``rows`` if they hold much of the exposed time; else None.
-
-    None too if a rank makes fewer than ``least`` of them per step.
-    """
     calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
     if calls == 0 or not exposed > 0:
         return None
-    # The ``calls_per_step`` of a row is a mean over only those ranks that made its calls.
+    # The ``calls_per_step`` of a row leaves out ranks without such calls, so it is not used here.
     steps = len(world.ranks) * world.communication.call_steps
     number = calls / steps
     share = sum(row.times.exposed_ms for row in rows) / exposed
@@ -136,8 +131,7 @@ def _held_by(
     op = most.kind.op
     of_script = not of_buckets and op.startswith(_GRADIENTS) and _of_backward(most)
     is_one = of_script and world.communication.sharding is None
-    # ``no_ddp`` has another text if a communication hook exchanges the gradients, because a model
-    # with such a hook is a DDP model.
+    # A DDP model with a communication hook has another text in ``no_ddp``.
     is_one = is_one and world.communication.no_ddp == NO_DDP_MODEL
     return SmallCalls(
         *(number, mean, min(1.0, share), of_buckets, op, caller, caller_share, is_one, ops)
@@ -145,19 +139,17 @@ def _held_by(
 
 
 def _of_backward(row: CollectiveRow) -> bool:
-    """True if most of the calls were issued in backward passes."""
     return bool(row.phases) and row.phases[0][0] == "backward"
 
 
-#: Operations that exchange gradients.
 _GRADIENTS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def compressible_share(world: WorldResult) -> float:
-    """Fraction of the exposed time that compression or other bucket sizes could shorten.
+    """Returns the fraction of exposed time that compression or other bucket sizes could shorten.
 
-    This is the time in exchanges of ``_LATENCY_BYTES`` or more in backward passes; NaN if no call
-    has exposed time.
+    Only calls of ``_LATENCY_BYTES`` or more in backward passes count. NaN if no call has exposed
+    time.
     """
     exposed = sum(row.times.exposed_ms for row in world.communication.collectives)
     large = (
@@ -172,11 +164,10 @@ def compressible_share(world: WorldResult) -> float:
 
 
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
-    """Returns a ``bucket_cap_mb`` to compare with the job's; None if no cap is worth a comparison.
+    """Returns a ``bucket_cap_mb`` to try in place of the job's own; None if there is none.
 
-    For small calls the cap is ``_LARGER_MB``. Otherwise candidates are ``_SMALLER_MB`` and, if the
-    communication overlaps hardly any work (``serial``), ``_SMALLEST_MB``. The first candidate below
-    the largest all-reduce is returned: a cap above this all-reduce changes nothing.
+    A job with many small buckets needs a larger cap. For other jobs a smaller cap is returned, if
+    it is below the largest all-reduce. ``serial``: True if communication overlaps hardly any work.
     """
     small = small_calls(world, step)
     if small is not None:
@@ -200,17 +191,16 @@ _OVERLAPS: Final = 0.2
 class Exchange:
     """Possible causes of slow communication at one world size, other than data volume."""
 
-    #: The small calls, if they are many and hold much of the exposed time; else None.
+    #: Small calls that hold much of the exposed time; None if there are none.
     small_calls: SmallCalls | None = None
-    #: Links between hosts, if the transfer is long enough to matter; None on one host, or if the
-    #: interfaces or their rate are not known.
+    #: Links between hosts; None if there are none, if links are unknown, or if transfers are short.
     link: HostLinks | None = None
-    #: Overlapped fraction of the transfer, if work could hide far more of the transfer; else NaN.
+    #: Fraction of the transfer that overlaps work; NaN unless work could hide far more transfer.
     overlapped: float = math.nan
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Interfaces that the hosts could have used as well."""
+        """Interfaces that the hosts did not use."""
         return () if self.link is None else self.link.idle
 
     @property
@@ -237,7 +227,7 @@ class Exchange:
 def exchange(world: WorldResult, step: MeanStep) -> Exchange:
     """Finds possible causes of slow communication at one world size, other than data volume.
 
-    The result has no findings if communication takes only a small fraction of the step.
+    Finds nothing if communication takes only a small fraction of the step.
     """
     if step.share("communication") < WORTH_A_LOOK:
         return Exchange()

@@ -1,8 +1,7 @@
 """Facts that limit how far the figures of one world size can be trusted.
 
-Each fact is defined once, with its figures and sentences. The run's summary card, the verdict, the
-caveats, the pages and the JSON result choose from this single list, so that a fact has the same
-figures everywhere.
+Each fact is defined once, with its figures and sentences, so that all outputs about a run show the
+same figures.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plura
 
 #: With fewer measured steps than this, the spread of step times is hardly known.
 FEW_STEPS = 10
-#: Some exposed time cannot be split into waiting and transfer. It is mentioned only if it is more
-#: than this fraction of the exposed time.
+#: Exposed time that is not split into waiting and transfer is mentioned only if it is more than
+#: this fraction of all exposed time.
 _WORTH_A_WORD = 0.005
 
 
@@ -32,11 +31,10 @@ class RunFinding:
 
     #: Name of the fact, such as "dropped_records".
     kind: str
-    #: World size that the fact is about.
     world_size: int
     #: The fact's figures by name; names carry units. NaN if a figure was not measured.
     figures: Mapping[str, Any]
-    #: Sentence for the card, of less than a line; empty if the card does not mention the fact.
+    #: Sentence for the card, shorter than a line; empty if the card does not mention the fact.
     brief: str
     #: Sentence for the list of caveats; empty if the fact is no caveat.
     caveat: str
@@ -72,7 +70,6 @@ def captured_in_python(context: Mapping[str, Any]) -> bool:
     return context.get("capture") == "python"
 
 
-#: Sentences on a capture in Python, for the card and for the list of caveats.
 PYTHON_BRIEF = "Capture ran in pure Python: only the buckets of DDP were seen."
 PYTHON_CAVEAT = (
     f"{PYTHON_BRIEF.rstrip('.')}, and no other collective. The DDP hook that pure-Python capture "
@@ -81,7 +78,6 @@ PYTHON_CAVEAT = (
 
 
 def _cores(context: Mapping[str, Any], world: WorldResult) -> Iterator[RunFinding]:
-    """Yields the finding that ranks waited for cores, or run more threads than cores."""
     share, is_crowded = no_core_share(world), crowded(context, world)
     if not (is_crowded or lacked_cores(world)):
         return
@@ -95,10 +91,10 @@ def _cores(context: Mapping[str, Any], world: WorldResult) -> Iterator[RunFindin
         )
     elif math.isnan(share):
         brief = "More threads than cores; whether ranks waited for cores was not measured."
-    # true also if the exposed time is not known
+    # This is also true if the exposed time is NaN.
     elif not world.parts.exposed_ms >= WORTH_A_LOOK * world.parts.step_ms:
         brief = "More threads than cores: ranks may have waited for cores while they computed."
-    elif "gloo" in context["backend"]:  # gloo's threads: their waits for cores are not measured
+    elif "gloo" in context["backend"]:  # no count shows when gloo's threads had no core
         brief = "More threads than cores: gloo's threads may have waited for cores."
     caveat = (
         "Whether they waited for cores was not measured."
@@ -130,7 +126,6 @@ def _few_steps(world: WorldResult) -> Iterator[RunFinding]:
 
 
 def _sampled(world: WorldResult) -> Iterator[RunFinding]:
-    """Yields the finding that in a long run, figures of calls come from a sample of the steps."""
     stretches = world.recording.sampled_steps
     if not stretches:
         return
@@ -154,9 +149,10 @@ def _sampled(world: WorldResult) -> Iterator[RunFinding]:
             "mean_of_all_ms": recording.mean_of_all_ms,
         },
         "",
-        f"The run at {_ranks(world)} is long: tables of collectives, gains and causes come from a "
-        f"sample: steps {said} of {counted(measured + recording.left_out_steps, 'measured step')} "
-        f"(--all-calls takes all). {rest}",
+        f"The run at {_ranks(world)} is long, so tables of collectives, gains and causes come from "
+        f"a sample: steps {said} of "
+        f"{counted(measured + recording.left_out_steps, 'measured step')} (--all-calls uses all "
+        f"steps). {rest}",
     )
 
 
@@ -177,7 +173,7 @@ def _stalled(world: WorldResult) -> Iterator[RunFinding]:
                 {"step": step, "ms": ms, "waited_for": waited_for.get(step)} for step, ms in stalls
             ]
         },
-        f"Left out of the verdict, as it stalled: step {steps[0]}{more}.",
+        f"Left out of the verdict: stalled step {steps[0]}{more}.",
         f"Stalled at {_ranks(world)}: {plural(len(stalls), 'step')} {', '.join(steps)}, more than "
         "ten times the median. Means and samples/s include stalled steps; the verdict does not.",
         f"The verdict leaves out {', '.join(f'step {step}' for step in steps)}, {which} more than "
@@ -202,11 +198,9 @@ def _missing_ranks(world: WorldResult) -> Iterator[RunFinding]:
 
 
 def _not_split(world: WorldResult) -> Iterator[RunFinding]:
-    """Yields the findings that waiting and transfer are not, or not completely, separated."""
     parts, ranks, recording = world.parts, _ranks(world), world.recording
     if world.world_size > 1 and not recording.clocks_shared:
-        # A recording of another tool needs no caveat here: an entry of ``recording.problems`` says
-        # why its clocks cannot be compared.
+        # For recordings of other tools, ``recording.problems`` gives the reason.
         yield RunFinding(
             "clocks_not_compared",
             world.world_size,
@@ -241,7 +235,7 @@ def _not_split(world: WorldResult) -> Iterator[RunFinding]:
 
 def _failed_calls(world: WorldResult) -> Iterator[RunFinding]:
     failed = [(row.kind.op, row.failed) for row in world.communication.collectives if row.failed]
-    if world.recording.sampled_steps:  # then the table of collectives lacks calls
+    if world.recording.sampled_steps:  # the table of collectives lacks calls in such runs
         failed = list(world.recording.failed_calls)
     if not failed:
         return
@@ -280,9 +274,9 @@ def _weights_differ(world: WorldResult) -> Iterator[RunFinding]:
             world.world_size,
             {"ranks": list(ranks)},
             f"Weights after training differ on {named_ranks(ranks)}.",
-            f"At {world.world_size} ranks the weights of {named_ranks(ranks)} differ from those of "
-            "the others after training. They must be equal to the last bit: a synchronisation was "
-            "left out, or the ranks trained differently.",
+            f"At {world.world_size} ranks the weights of {named_ranks(ranks)} differ from the "
+            "weights of the other ranks after training. All weights must be equal to the last bit: "
+            "a synchronisation was left out, or the ranks trained differently.",
         )
 
 

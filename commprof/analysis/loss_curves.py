@@ -14,9 +14,9 @@ from commprof.text import counted
 def loss_agreement(
     context: Mapping[str, Any], worlds: Sequence[WorldResult]
 ) -> LossAgreement | None:
-    """Compares the loss curves of world sizes; None if they need not agree.
+    """Compares the loss curves of world sizes; None if the curves need not agree.
 
-    They must agree if the global batch is the same (strong scaling), no DDP hook changes the
+    The curves must agree if the global batch is the same (strong scaling), no DDP hook changes the
     gradients, and the loss does not depend on how a batch is split.
     """
     if not must_agree(context, worlds) or context.get("split_dependence"):
@@ -61,7 +61,7 @@ def must_agree(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> boo
 
 
 def _difference(loss: float, base: float) -> float:
-    """Difference of two losses relative to the base; infinite if a loss is NaN."""
+    """Returns the relative difference of two losses; infinite if a loss is NaN."""
     difference = abs(loss - base) / abs(base) if base else abs(loss)
     return math.inf if math.isnan(difference) else difference
 
@@ -79,7 +79,6 @@ def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> l
     return found
 
 
-#: Sentence for the summary card of a run (``commprof.analysis.card``), shorter than a line.
 CURVES_DISAGREE = "The loss curves of the world sizes disagree: they did not train equally."
 
 
@@ -90,22 +89,23 @@ def _about(agreement: LossAgreement) -> str:
     worst = f"{agreement.worst:.1e} of its value"
     base = f"{sizes[0]} {'rank' if sizes[0] == '1' else 'ranks'}"
     if agreement.agrees:
-        samples = "samples" if agreement.samples is None else f"{agreement.samples} samples"
+        samples = (
+            "samples" if agreement.samples is None else f"{agreement.samples} samples per step"
+        )
         return (
-            f"Loss curves of {listed} agree: in {agreement.steps} steps, each of the same "
-            f"{samples} at every number of ranks, no loss differs by more than "
+            f"Loss curves of {listed} agree: the runs used the same {samples} for "
+            f"{agreement.steps} steps, and no loss differs by more than "
             f"{worst} from the loss at {base} {allowed}."
         )
     return (
         f"Loss curves of {listed} DISAGREE: at {agreement.worst_world_size} ranks the loss of step "
-        f"{agreement.worst_step} differs by {worst} from that at {base} {allowed}. The same "
+        f"{agreement.worst_step} differs by {worst} from the loss at {base} {allowed}. The same "
         "samples should give the same loss: look for a rank that trains on other data, or that "
         "leaves out a synchronisation."
     )
 
 
 def _trend(world: WorldResult) -> list[str]:
-    """Returns remarks on a loss that rises or diverges; none for a constant loss (random data)."""
     trend = loss_trend(world.training.step_losses)
     if trend is None:
         return []

@@ -1,7 +1,7 @@
-"""The mean step of one world size and its parts, without steps that stalled.
+"""The mean step of one world size, and the parts of this step.
 
-A step that hung for seconds can dominate a mean. Such a step tells of a single event, and not of
-what usually bounds a step. So it is left out of the mean step, and reported separately.
+Steps that stalled are left out, and are reported separately: one step that hung for seconds can
+dominate a mean.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from commprof.analysis.detail import WorldDetail
 from commprof.analysis.step.breakdown import Floats
 from commprof.analysis.step.stalls import stalled
 
-#: Parts that add up to the step; "communication" is its exposed part only.
+#: Parts that add up to the step. "communication" is exposed communication only.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
-#: Parts of the step of a device whose kernels were recorded; compute includes kernels of no known
-#: phase.
+#: Parts of the step if a device's kernels were recorded. Compute includes kernels of unknown phase.
 DEVICE_PARTS = (*PARTS[:-1], "copies", "idle")
 #: Parts that add up to communication.
 SPLIT = ("waiting", "transfer", "unsplit")
@@ -26,22 +25,21 @@ SPLIT = ("waiting", "transfer", "unsplit")
 
 @dataclass(frozen=True)
 class MeanStep:
-    """The mean step over ranks and the steps that did not stall."""
+    """Mean step, over all ranks and over the steps that did not stall."""
 
     #: ``[step, part]``, in the order of ``parts_ms``: mean over ranks, in ms.
     by_step_ms: Floats
-    #: Mean of each of ``PARTS`` or ``DEVICE_PARTS``; they add up to ``step_ms``. If the recordings
-    #: do not support a part (see :mod:`commprof.analysis.evidence`), it is NaN, except for
-    #: communication, which is then 0.
+    #: Mean of each of ``PARTS`` or ``DEVICE_PARTS``; they add up to ``step_ms``. A part that the
+    #: recordings do not support is NaN, or 0 for communication.
     parts_ms: Mapping[str, float]
-    #: Mean of each of ``SPLIT``; empty if the split of exposed time is unknown in all steps.
+    #: Mean of each of ``SPLIT``; empty if the split is unknown in all steps.
     split_ms: Mapping[str, float]
     step_ms: float
-    #: Communication in flight while the training thread worked; not part of the sum. NaN if the
+    #: Communication during which the training thread worked; not a part of ``step_ms``. NaN if the
     #: capture could not see communication.
     hidden_ms: float
-    #: Compute is the sum of this and the next two fields. ``unphased_compute_ms`` is the time of
-    #: kernels whose phase is not known; 0 if no kernels were recorded.
+    #: The parts of compute. ``unphased_compute_ms`` is the time of kernels of unknown phase; 0 if
+    #: no kernels were recorded.
     forward_ms: float
     backward_ms: float
     unphased_compute_ms: float = 0.0
@@ -52,7 +50,7 @@ class MeanStep:
         return self.parts_ms["communication"]
 
     def share(self, part: str) -> float:
-        """Fraction of the step that one of ``parts_ms`` or ``SPLIT`` takes."""
+        """Returns the fraction of the step that this part of ``parts_ms`` or ``split_ms`` takes."""
         return {**self.parts_ms, **self.split_ms}[part] / self.step_ms
 
     @property

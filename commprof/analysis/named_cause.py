@@ -1,4 +1,4 @@
-"""A cause from the catalogue that was found in a recording, and the saving by its fix."""
+"""A cause from the catalogue that a recording shows, and the time that its fix saves."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from commprof.text import percent_digits
 
 @dataclass(frozen=True)
 class Saving:
-    """The saving by the fix of a cause."""
+    """Time that the fix of a cause saves."""
 
-    #: Fraction of the mean step that is saved, with its 95 % bootstrap interval over the steps.
+    #: Saved fraction of the mean step, with a 95 % bootstrap interval over the steps.
     saved: Interval
-    #: "replayed": the recorded steps were replayed as if the fix were made; "measured": the saved
-    #: time was read from the records.
+    #: "replayed" if the recorded steps were replayed with the fix; "measured" if the records show
+    #: the saved time.
     basis: str
 
 
 @dataclass(frozen=True)
 class NamedCause:
-    """A cause from the catalogue that was found in a recording."""
+    """A cause from the catalogue that a recording shows."""
 
     id: str
     title: str
@@ -37,7 +37,7 @@ class NamedCause:
 
     @property
     def wins(self) -> str:
-        """The saving, as the end of a sentence; empty if nothing is known."""
+        """The saving, as the end of a sentence; empty if not known."""
         if self.saving is not None:
             saved = self.saving.saved
             value, low, high = map(percent_digits, (saved.value, saved.low, saved.high))
@@ -51,7 +51,7 @@ class NamedCause:
 
     @property
     def weight(self) -> float:
-        """Sort key: the fraction of the step that the fix saves, or else that the cause takes."""
+        """Sort key: the fraction of the step that the fix saves, or that the cause takes."""
         if self.saving is not None:
             return self.saving.saved.value
         return 0.0 if math.isnan(self.share) else self.share

@@ -1,4 +1,4 @@
-"""Advice on what to examine first, and the command that measures whether a change pays."""
+"""Advice on what to examine first, and a command that measures the effect of a change."""
 
 from __future__ import annotations
 
@@ -28,47 +28,46 @@ from commprof.analysis.world import WorldResult
 from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms
 
-#: Causes that explain why a rank is late. The fix of such a cause saves the waiting for this rank.
-#: So the cause comes first even if this waiting is longer than the computed saving by the fix.
+#: Causes that explain why a rank is late. Such a cause comes first, because its fix also saves the
+#: waiting for the late rank.
 _OF_THE_LATE_RANK = (
     "late-loading",
     "batches-from-one-rank",
     "rank-busier",
     "pipeline-bubble",
 )
-#: If loading data, the optimizer or other code takes at least this many times as long as
-#: communication, the advice is about that part of the step.
+#: The advice is about a part of the step if this part takes at least this many times as long as
+#: communication.
 _FAR_LARGER = 2.0
 
-#: A trial (``commprof run --trial``) is advised if the gradients whose exchange it changes account
-#: for at least this fraction of the exposed time.
+#: A trial (``commprof run --trial``) is advised if the exchange of gradients takes at least this
+#: fraction of the exposed time.
 _MOST = 0.5
 #: Compressors that the advised trial compares with DDP's own all-reduce.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01"
-#: Options of a run that a trial sets differently or rejects; each has one value.
+#: Options that the command of a trial does not take over from the run; each has one value.
 _REPLACED = (
     *("--nproc", "--world-sizes", "--trial", "--output", "--json", "--steps", "--epochs"),
     *("--overhead-steps", "--strategy", "--price-per-hour", "--price-per", "--mode"),
     "--max-restarts",
 )
-#: By backend: the environment variable that selects its network interface.
+#: By backend: the environment variable that selects the network interface.
 _CHOOSES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-#: Options of ``commprof run`` on several machines.
 _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """First action to take on a run, from measured shares of the step and savings by fixes."""
+    """The first action to take on a run."""
 
     #: One or two sentences; empty if there is no advice.
     advice: str
     #: Command to type; empty if no command helps.
     command: str
-    #: Name in the catalogue of the cause that the advice is about, see
-    #: ``commprof.analysis.causes``; empty for other advice.
+    #: Id of the cause that the advice is about, as in ``commprof.analysis.causes``; empty for other
+    #: advice.
     cause: str = ""
-    #: Lines of code, or a setting, that mend the cause; empty for other advice.
+    #: Lines of code, or a setting, that remove the cause; empty for other advice.
     fix: str = ""
 
 
@@ -83,7 +82,7 @@ def next_step(
 
     Args:
         context: context of the run, as in ``run.json``.
-        world: the world size that is judged.
+        world: results of the world size.
         step: the mean step of this world size.
         words: names of the parts of a step, for sentences.
         exchange: findings on what slows down communication at this world size.
@@ -103,8 +102,7 @@ def next_step(
     late = rank_to_look_at(context, world, step)
     if (cause := _cause(world, late, step)) is not None:
         return NextStep(cause.told, "", cause.id, cause.fix)
-    # Small calls wake the ranks' own threads again and again. These then wait for cores, but more
-    # cores are not the remedy.
+    # Small calls wake many threads, which then wait for cores. But more cores are not the remedy.
     if late is None and exchange.small_calls is None and lacked_cores(world):
         return NextStep(_give_cores(context, world), "")
     if late is None and crowded(context, world) and math.isnan(no_core_share(world)):
@@ -118,7 +116,7 @@ def next_step(
     if little and (lacking := world.evidence.lacking(Figure.NO_CHANGE)):
         return NextStep(
             f"Waiting for communication takes less than {WORTH_A_LOOK:.0%} of a step on the "
-            f"recorded ranks; whether others wait is not known: {lacking}. First look at "
+            f"recorded ranks; whether other ranks wait is not known: {lacking}. First look at "
             f"{own_work}.",
             "",
         )
@@ -132,13 +130,13 @@ def next_step(
         return NextStep(
             f"First find out what delays {slower.named}{_in_phase(slower.phase, 'their')}: "
             f"{time_spent_for(slower, world.world_size, step)}. No change to the communication can "
-            "win that back.",
+            "save this time.",
             "",
         )
     if late is not None:
         return NextStep(
             f"{_find_out(world, late)}: {time_spent(late, world.world_size, step)}. No change to "
-            "the communication can win that back.",
+            "the communication can save this time.",
             "",
         )
     if own_part != "compute" and step.share(own_part) >= _FAR_LARGER * step.share("communication"):
@@ -165,16 +163,12 @@ def next_step(
         return trial
     balance = _balance(world, step)
     if step.share("transfer") < WORTH_A_LOOK or not trial.advice:
-        return NextStep(f"{balance} No change to the communication can win that back.", "")
+        return NextStep(f"{balance} No change to the communication can save this time.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
 
 
 def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCause | None:
-    """Returns the cause from the catalogue to fix first; None if the catalogue has none.
-
-    None also if a late rank costs more, unless the cause makes the result of training wrong or
-    explains why the rank is late.
-    """
+    """Returns the cause to fix first; None if there is none, or if a late rank costs more."""
     cause = next(iter(world.named_causes), None)
     if cause is None or cause.is_wrong or late is None or cause.id in _OF_THE_LATE_RANK:
         return cause
@@ -184,11 +178,10 @@ def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCa
 def _change(
     context: Mapping[str, Any], world: WorldResult, exchange: Exchange, cap_mb: int | None
 ) -> NextStep:
-    """Returns advice on the calls with the most exposed time, or on a trial that changes them.
+    """Returns advice on the calls with the most exposed time, or the advice to run a trial.
 
-    A trial changes buckets and compression of DDP's gradients. It is advised only if the job has a
-    DDP model that can take part, and only if most of the exposed time is in the exchange of these
-    gradients, or if this exchange is cut into many small calls.
+    A trial changes the buckets and the compression of DDP's gradients. So a trial is advised only
+    if the exchange of these gradients takes most of the exposed time, or has many small calls.
     """
     small = exchange.small_calls
     if small is not None and not small.of_buckets:
@@ -208,7 +201,6 @@ def _change(
 
 
 def _longest(world: WorldResult) -> str:
-    """Returns a sentence on the kind of call with most exposed time; empty if there is none."""
     exposed = sum(row.times.exposed_ms for row in world.communication.collectives)
     if not exposed > 0:
         return ""
@@ -228,10 +220,6 @@ def _longest(world: WorldResult) -> str:
 
 
 def _balance(world: WorldResult, step: MeanStep) -> str:
-    """Returns advice on ranks that wait for one another.
-
-    The advice says that no single rank is late only if the evidence supports this.
-    """
     waiting = f"wait for one another during {step.share('waiting'):.0%} of the step"
     evidence = world.evidence
     most = evidence.most_waited_for
@@ -245,8 +233,9 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
         more = "more steps", "again, with marked steps (profiler.step())"
         again = more[not evidence.steps_marked]
         return (
-            f"First record {again}: the ranks {waiting}, and {evidence.stands_out}. If it is the "
-            "same rank again, find out what delays it; else balance the work of the ranks."
+            f"First record {again}: the ranks {waiting}, and {evidence.stands_out}. If the same "
+            "rank stands out again, find out what delays this rank; else balance the work of the "
+            "ranks."
         )
     nobody = world.lateness.late_rank is None and evidence.supports(Figure.NOBODY_LATE)
     return (
@@ -256,11 +245,6 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
 
 
 def _predicted(found: Sharding, on_device: bool) -> NextStep:
-    """Returns advice on the part of sharded communication with the longest waits.
-
-    The advice is to predict the effect of a change with ``commprof predict``. If collectives ran on
-    a device such as a GPU, steps cannot be predicted, and the advice is to try the change.
-    """
     changes = {
         FORWARD: ("gathering parameters in bf16", ("--gather-dtype", "bf16")),
         BACKWARD: (
@@ -280,7 +264,6 @@ def _predicted(found: Sharding, on_device: bool) -> NextStep:
 
 
 def _first(exchange: Exchange, cap_mb: int | None) -> str:
-    """Returns advice to follow before a trial, such as larger buckets; empty if there is none."""
     if exchange.small_calls is not None:
         return "First try larger buckets."
     if exchange.serial:
@@ -308,7 +291,7 @@ def rank_to_look_at(
 def ranks_to_look_at(
     context: Mapping[str, Any], world: WorldResult, step: MeanStep
 ) -> SlowerRanks | None:
-    """Returns the ranks that are slower than all others if they are the first thing to look at."""
+    """Returns the slower ranks if they are the first thing to look at; else None."""
     slower = world.lateness.slower
     if slower is None or slower.share_of(step.step_ms) < WORTH_A_LOOK:
         return None
@@ -318,7 +301,6 @@ def ranks_to_look_at(
 def _is_first(
     context: Mapping[str, Any], world: WorldResult, step: MeanStep, phase: str | None
 ) -> bool:
-    """True if ranks that are late in a phase are the first thing to look at."""
     if step.exposed_ms < WORTH_A_LOOK * step.step_ms:
         return False
     unsure = crowded(context, world) and math.isnan(no_core_share(world))
@@ -327,19 +309,18 @@ def _is_first(
 
 
 def _late_share(late: LateRank, step: MeanStep) -> float:
-    """Returns the fraction of the mean step for which a waiting rank waits for the late rank."""
     return ns_to_ms(late.wait_ns) / step.step_ms
 
 
 def time_spent(late: LateRank, world_size: int, step: MeanStep) -> str:
-    """Returns a clause: who spends which fraction of the step waiting for the late rank."""
+    """Returns a clause on the fraction of the step that is spent waiting for the late rank."""
     who, several = who_waits(late.waiting_ranks, world_size)
     spend, their = ("spend", "their") if several else ("spends", "its")
     return f"{who} {spend} {_late_share(late, step):.0%} of {their} step waiting for it"
 
 
 def time_spent_for(slower: SlowerRanks, world_size: int, step: MeanStep) -> str:
-    """Returns a clause: which fraction of the step the other ranks wait for the slower ones."""
+    """Returns a clause on the fraction of the step that is spent waiting for the slower ranks."""
     who, several = who_waits(slower.waiting_ranks, world_size, len(slower.ranks))
     spend, their = ("spend", "their") if several else ("spends", "its")
     return f"{who} {spend} {slower.share_of(step.step_ms):.0%} of {their} step waiting for them"
@@ -356,7 +337,7 @@ def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> N
     if not command and not (several and _takes_a_trial(context)):
         return NextStep("", "")
     changes = "compression" if cap_mb is None else "compression or other buckets"
-    measured = f"To measure on the job's own steps whether {changes} would make them shorter,"
+    measured = f"To measure whether {changes} would make the job's steps shorter,"
     if not several:
         return NextStep(f"{measured} type:", command)
     if not command:
@@ -373,7 +354,6 @@ def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> N
 
 
 def _find_out(world: WorldResult, late: LateRank) -> str:
-    """Returns the first words of the advice: examine a phase of the late rank, or its host."""
     if late.phase == HOST_PAUSE:
         hosts = {rank.rank: rank.host for rank in world.ranks}
         several = len({*hosts.values()}) > 1
@@ -394,7 +374,6 @@ def _in_phase(phase: str | None, whose: str) -> str:
 
 
 def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
-    """Returns advice for a run in which ranks waited for CPU cores."""
     measured = (
         f"for {no_core_share(world):.0%} of the exposed time, ranks were ready to run but had no "
         "core"
@@ -409,11 +388,7 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
     """Returns the command that repeats the run as a trial; empty if there is none.
 
     For a run on several machines, N in the command stands for a machine's index, and NEW for a new
-    directory. ``cap_mb`` is a bucket cap in MiB that the trial tries too; None to try no cap.
-
-    The command is empty if the context is not of a ``commprof run``, or if a trial cannot use the
-    run's strategy. It is also empty if the run took options from a configuration file, because a
-    trial may reject these options.
+    directory. ``cap_mb`` is a bucket cap in MiB that the trial also tries, or None.
     """
     if not _takes_a_trial(context):
         return ""
@@ -434,7 +409,6 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
 
 
 def _directory(context: Mapping[str, Any]) -> str:
-    """Returns the directory in which the run was started; empty if not recorded."""
     found = context.get("reproduction")
     return str(found.get("directory", "")) if isinstance(found, dict) else ""
 
@@ -442,8 +416,7 @@ def _directory(context: Mapping[str, Any]) -> str:
 def _takes_a_trial(context: Mapping[str, Any]) -> bool:
     """True if the context is of a ``commprof run`` that used DDP's own all-reduce.
 
-    Only then can a trial compare compressors and bucket sizes with this all-reduce. A trial also
-    excludes ``--fsdp``.
+    Only such a run can be repeated as a trial.
     """
     changed = {"hook", "bucket_cap_mb", "fsdp"} & context.keys()
     if context.get("strategy", "ddp") != "ddp" or changed:

@@ -1,8 +1,4 @@
-"""Predicted throughput for the scaling curve, read from ``commprof predict --format json``.
-
-This module computes no predictions. It reads each prediction with its interval, and the largest
-error of the prediction model on held-out steps.
-"""
+"""Predicted throughput for the scaling curve, read from ``commprof predict --format json``."""
 
 from __future__ import annotations
 
@@ -52,13 +48,11 @@ class PredictedPoint:
     """Predicted throughput of one world size in one setting."""
 
     world_size: int
-    #: Settings that differ from the recording: names and values of fields of
+    #: Names and values of the settings that differ from the recording, as in
     #: ``forecast.scenario.scenario.Scenario``; empty for none.
     setting: tuple[tuple[str, Any], ...]
-    #: The interval is computed from the interval of the step time, which includes the model's
-    #: held-out error.
     samples_per_s: Interval
-    #: Reasons why the prediction lies outside of the measured range; empty inside.
+    #: Reasons why the prediction lies outside of the measured range; empty if it lies inside.
     outside: tuple[str, ...]
 
 
@@ -103,17 +97,15 @@ def read_predictions(path: Path) -> Predictions:
 
 @dataclass(frozen=True)
 class BestPrediction:
-    """The setting that a prediction recommends, to be compared with a run in this setting."""
+    """The setting that a file of predictions recommends."""
 
     world_size: int
-    #: Setting in words.
     setting: str
-    #: Options of ``commprof run`` that choose the setting, by their names.
+    #: Options of ``commprof run`` for this setting, by name.
     options: Mapping[str, str]
-    #: Median step of the slowest rank with its interval. If no steps were held out, the interval
-    #: covers only the errors of sampling and fit.
+    #: Median step of the slowest rank, with an interval.
     step_ms: Interval
-    #: True if ``step_ms`` includes the model's held-out error.
+    #: True if the interval of ``step_ms`` includes the model's held-out error.
     is_interval: bool
 
 

@@ -21,13 +21,12 @@ class ProfilerCost(FieldGroup):
     """Cost of commprof's own recording at one world size."""
 
     overhead: Overhead | None
-    #: Number of records per step of the first recorded rank; median over the measured steps.
+    #: Median number of records per step on the first recorded rank.
     records_per_step: float
-    #: Cost of one record, measured in the same rank at the end of the run.
+    #: Cost of one record, measured on the first recorded rank at the end of the run.
     record_cost_ns: float
-    #: For each of the steps that measure commprof's cost after training: label (see
-    #: ``overhead.Samples``), wall time of the slowest rank in ns, and CPU time of all ranks'
-    #: training threads in ns. The CPU time is NaN if a rank did not report it.
+    #: One entry per step that measures commprof's cost: label (see ``overhead.Samples``), wall time
+    #: of the slowest rank in ns, and CPU time of all training threads in ns (NaN if unknown).
     overhead_samples: tuple[tuple[str, float, float], ...]
 
 
@@ -43,12 +42,10 @@ def profiler_cost(run: WorldRun, seen: MeasuredSteps) -> ProfilerCost:
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
-    """Returns label, wall time and CPU time (ns) of each step that measures commprof's cost.
+    """Returns ``ProfilerCost.overhead_samples``; empty if a rank left no ``rank_N.json``.
 
-    See ``ProfilerCost.overhead_samples`` for the three values.
-
-    All ranks switch capture on or off at the same steps, so the ranks' lists are joined by
-    position. Empty if a rank left no ``rank_N.json``.
+    All ranks switch capture on or off at the same steps, so the entries of the ranks at the same
+    position belong together.
     """
     if len(run.results) < run.world_size:
         return ()

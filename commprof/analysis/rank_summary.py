@@ -30,20 +30,19 @@ class StepParts:
     optimizer_ms: float
     other_ms: float
     step_ms: float
-    #: Part of ``exposed_ms`` before the last rank arrived; the next field is the part after its
-    #: arrival. NaN if no last arrival is known.
+    #: Part of ``exposed_ms`` before the last rank arrived; NaN if no last arrival is known.
     wait_ms: float
+    #: Part of ``exposed_ms`` after the last rank arrived; NaN if no last arrival is known.
     transfer_ms: float
-    #: The rest of ``exposed_ms``: time of operations whose last arrival is not known.
+    #: Part of ``exposed_ms`` in operations whose last arrival is not known.
     unsplit_ms: float
-    #: Part of ``exposed_ms`` in which the training thread, at the end of DDP's backward passes, was
-    #: ready to run but had no core. Mean over the steps in which capture read this time; NaN if
-    #: there are none.
+    #: Part of ``exposed_ms`` in which the training thread was ready to run but had no core, at the
+    #: end of DDP's backward passes. NaN if not measured.
     no_core_ms: float
-    #: Communication in flight while the training thread worked; not part of the sum.
+    #: Communication during which the training thread worked; not a part of ``step_ms``.
     hidden_ms: float
-    #: This and the next two fields are the parts of ``other_ms`` on a device: kernels launched in
-    #: no known phase, copies, and the time in which nothing ran. NaN if no kernels were recorded.
+    #: Parts of ``other_ms`` on a device: kernels of unknown phase, copies, and the time in which
+    #: nothing ran. NaN if no kernels were recorded.
     unphased_compute_ms: float = math.nan
     copies_ms: float = math.nan
     idle_ms: float = math.nan
@@ -54,17 +53,17 @@ class StepParts:
         return self.step_ms - self.exposed_ms
 
     def unseen(self) -> StepParts:
-        """Returns a copy whose communication times are NaN, for a capture that cannot see them.
+        """Returns a copy whose communication times are NaN.
 
-        The times of the phases then include all waiting for communication. Whether a device was
-        idle or communicated is not known.
+        This is used if capture could not see communication. The times of the phases then include
+        all waiting for communication.
         """
         names = ("exposed_ms", "wait_ms", "transfer_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
         of_device = () if math.isnan(self.unphased_compute_ms) else ("other_ms", "idle_ms")
         return replace(self, **dict.fromkeys((*names, *of_device), math.nan))
 
     def unknown(self) -> StepParts:
-        """Returns a copy in which only the step is known, for recordings without its parts."""
+        """Returns a copy in which all fields except ``step_ms`` are NaN."""
         names = {field.name for field in fields(self)} - {"step_ms"}
         return replace(self, **dict.fromkeys(names, math.nan))
 
@@ -75,22 +74,20 @@ class RankSummary:
 
     rank: int
     parts: StepParts
-    #: Number of samples, as the training loop recorded it, or else from the batches of DataLoaders;
-    #: NaN if neither is known.
+    #: Number of samples, from the training loop or from DataLoaders; NaN if not known.
     samples: float
     duration_s: float
     samples_per_s: float
-    #: NaN if the training loop recorded no loss; ``final_loss`` is NaN too then.
+    #: Both losses are NaN if the training loop recorded no loss.
     average_loss: float
     final_loss: float
-    #: Hostname. Several machines may have the same hostname, and containers of one machine may have
-    #: different ones.
+    #: Hostname. Several machines may have the same hostname.
     host: str
-    #: Identity of the rank's machine: equal for ranks of one machine only.
+    #: Identifier of the rank's machine.
     machine: str
-    #: Resident memory before the model was made; the next field is its peak in training. NaN if not
-    #: measured.
+    #: Resident memory before the model was made; NaN if not measured.
     before_rss_bytes: float = math.nan
+    #: Peak of resident memory in training; NaN if not measured.
     peak_rss_bytes: float = math.nan
     #: Peak of torch's allocator on a GPU; NaN on a CPU, or if not measured.
     device_peak_bytes: float = math.nan
@@ -124,7 +121,7 @@ def rank_summary(
         steps: numbers of the steps.
         wall_ns: sum of the wall times of these steps.
         parts: the mean step.
-        samples: number of samples that the rank read, if the training loop recorded none.
+        samples: number of samples from DataLoaders; used if the training loop recorded none.
         kernels: None if the trace holds no kernels.
     """
     duration_s = ns_to_s(wall_ns)
@@ -143,7 +140,7 @@ def rank_summary(
         average_loss=average_loss,
         final_loss=final_loss,
         host=host,
-        # In another profiler's recording, ``machine_of`` only tells which ranks share a clock.
+        # In another profiler's recording, ``machine_of`` only shows which ranks share a clock.
         machine=host if run.traces[rank].is_foreign else machine_of(run.traces[rank]),
         before_rss_bytes=_bytes(result, "before_bytes"),
         peak_rss_bytes=_bytes(result, "peak_bytes"),
@@ -159,7 +156,6 @@ def samples_trained(result: Mapping[str, Any], steps: Ints) -> float:
 
 
 def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
-    """Returns ``result["memory"][key]``; NaN if ``result`` does not hold this figure."""
     value = ((result or {}).get("memory") or {}).get(key)
     return math.nan if value is None else float(value)
 
@@ -173,7 +169,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
-        # All NaNs become the same object, math.nan: then equal summaries compare equal.
+        # All NaNs become one object, math.nan, so that equal summaries compare equal.
         return [math.nan if math.isnan(mean) else mean for mean in means]
 
     exposed = stacked("exposed")
@@ -204,16 +200,14 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
 
 def _mean(values: list[float]) -> float:
-    """Returns the mean; NaN if any value is NaN."""
     return math.nan if any(map(math.isnan, values)) else float(np.mean(values))
 
 
 def mean_parts(parts: list[StepParts]) -> StepParts:
     """Returns the mean of each part over the ranks.
 
-    In the means of ``wait_ms`` and ``transfer_ms``, unknown values count as 0, see
-    :func:`mean_of_known`. The mean of ``no_core_ms`` leaves out the ranks with unknown values; it
-    is NaN if no rank has a known value.
+    Unknown values of ``wait_ms`` and ``transfer_ms`` count as 0, see :func:`mean_of_known`. Unknown
+    values of ``no_core_ms`` are left out.
     """
     means = {f.name: _mean([getattr(p, f.name) for p in parts]) for f in fields(StepParts)}
     exposed = np.array([p.exposed_ms for p in parts])

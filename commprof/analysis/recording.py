@@ -32,7 +32,8 @@ class WorldRecording(FieldGroup):
     device_collectives: int
     #: True if the ranks' times can be compared.
     clocks_shared: bool
-    #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
+    #: Bound on the error of a rank's clock against that of rank 0; 0 on a shared clock, NaN if
+    #: unknown.
     clock_error_us: float
     problems: tuple[str, ...]
     #: Number of ``device_collectives`` whose completion or wait was timed by a device event.
@@ -43,15 +44,14 @@ class WorldRecording(FieldGroup):
     gloo_threads_assumed: bool = False
     #: True if another profiler recorded the run.
     foreign: bool = False
-    #: In a long run, figures of single calls come from a sample of the steps: first and last step
-    #: number of each stretch of the sample. Empty if these figures come from all steps.
+    #: In a long run, figures of single calls come from some stretches of steps only. These are the
+    #: first and last step of each stretch. Empty if all steps are used.
     sampled_steps: tuple[tuple[int, int], ...] = ()
-    #: Number of measured steps that are left out, in a run so long that all figures come from only
-    #: some of the steps. The next field is the mean length of all steps. 0 and NaN if no step is
-    #: left out.
+    #: Number of measured steps that are left out of all figures, because the run is very long.
     left_out_steps: int = 0
+    #: Mean length of all steps; NaN if no step is left out.
     mean_of_all_ms: float = math.nan
-    #: In a long run: operations with calls that ended with an error, and the number of such calls.
+    #: In a long run: pairs of an operation and the number of its calls that failed.
     failed_calls: tuple[tuple[str, int], ...] = ()
 
     @property

@@ -1,7 +1,4 @@
-"""Remarks on a run: sentences that a reader must know before relying on the figures.
-
-The file is long because it holds all remarks; ``remarks`` decides their order.
-"""
+"""Remarks on a run: sentences that a reader must know before relying on the figures."""
 
 from __future__ import annotations
 
@@ -34,14 +31,11 @@ from commprof.units import ns_to_ms
 
 #: The causes of waiting are named only if waiting takes at least this fraction of the step.
 _MUCH_WAITING = 0.05
-#: Largest number of causes that are named.
 _MOST_CAUSES = 3
 #: The named causes must explain at least this fraction of the waiting; otherwise no cause is named.
 _MOSTLY = 0.5
-#: A run is called noisy if the interquartile range of its step times, divided by their median, is
-#: above this.
+#: A run is noisy if the interquartile range of its step times is above this fraction of the median.
 _NOISY = 0.15
-#: Findings that follow the remarks on clocks and devices, in this order.
 _TOLD_AFTER_CLOCKS = (
     *("missing_ranks", "not_split", "unsplit", "failed_calls", "dropped_records"),
 )
@@ -57,8 +51,8 @@ def remarks(
 ) -> tuple[str, ...]:
     """Returns all remarks on a run, the most important first.
 
-    in_turns: True if the candidate settings of a trial took turns from step to step; remarks on
-    steps are then left out, because the settings differ between steps.
+    ``in_turns``: True if a trial changed the settings from step to step. Remarks on steps are then
+    left out.
     """
     found = [fact.caveat for fact in _of_kind(context, worlds, "weights_differ")]
     found += loss_remarks(context, worlds)
@@ -83,7 +77,6 @@ def remarks(
 
 
 def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    """Returns a remark on more threads than cores, with the measured wait for cores if known."""
     over = _of_kind(context, worlds, "cores")
     if not over:
         return []
@@ -102,7 +95,6 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
 def _of_kind(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], kind: str
 ) -> list[RunFinding]:
-    """Returns the findings of one kind that have a caveat, of all world sizes."""
     facts = (fact for world in worlds for fact in findings(context, world))
     return [fact for fact in facts if fact.kind == kind and fact.caveat]
 
@@ -184,7 +176,6 @@ def _about_steps(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
 
 
 def _about_causes(world: WorldResult) -> list[str]:
-    """Returns remarks on the ranks that caused most waiting and on one rank's slower phase."""
     found = []
     name, costs = counted(world.world_size, "rank"), world.lateness.wait_costs[:_MOST_CAUSES]
     if (
@@ -214,7 +205,6 @@ def _about_causes(world: WorldResult) -> list[str]:
 
 
 def _what_held_up(phase: LongerPhase) -> list[str]:
-    """Returns clauses that explain the phase's extra time by the Linux kernel's counts."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
         found.append(
@@ -246,7 +236,7 @@ def _about_world(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
         found.append(
             f"Ranks' clocks were compared at {name} using the ends of their collectives: offsets "
             f"are known to ±{_bound(world.recording.clock_error_us)}. In each exposed stretch of "
-            "communication, the split into waiting and transfer may be off by twice that."
+            "communication, the split into waiting and transfer may be off by twice this error."
         )
     elif world.recording.foreign:
         pass  # an entry of ``problems`` says why the clocks were not compared
@@ -256,7 +246,7 @@ def _about_world(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
         found.append(
             f"Ranks' clocks were compared over the network at {name}: offsets are known to "
             f"±{_bound(world.recording.clock_error_us)}. In each exposed stretch of "
-            "communication, the split into waiting and transfer may be off by twice that."
+            "communication, the split into waiting and transfer may be off by twice this error."
         )
     if world.recording.gloo_threads_assumed:
         found.append(
@@ -305,7 +295,8 @@ def _uneven_batches(world: WorldResult) -> str:
     if not low < high:
         return ""
     return (
-        f" The steps are not equal: the last of an epoch has {low:.0f} samples, others {high:.0f}."
+        f" The steps are not equal: the last step of an epoch has {low:.0f} samples, the other "
+        f"steps have {high:.0f}."
     )
 
 
@@ -354,7 +345,7 @@ def _work_per_sample(world: WorldResult) -> float:
 
 
 def _bound(value_us: float) -> str:
-    """Formats an upper bound, rounded up to whole µs, or to whole ms from 1 ms; "-" if unknown."""
+    """Formats a bound, rounded up to whole µs, or to whole ms from 1 ms; "-" if unknown."""
     if math.isnan(value_us):
         return "-"
     return f"{math.ceil(value_us)} µs" if value_us < 1000 else f"{math.ceil(value_us / 1000)} ms"
@@ -368,8 +359,8 @@ def _about_devices(world: WorldResult, name: str) -> str:
     text = f"At {name}, {world.recording.device_collectives} collectives ran on a GPU. "
     if world.recording.foreign and not world.evidence.recorded.times:
         return (
-            f"At {name}, {world.recording.device_collectives} collectives were called, and no "
-            "kernel of theirs was recorded: when they ran is not known."
+            f"At {name}, {world.recording.device_collectives} collectives were called, but their "
+            "kernels were not recorded, so it is not known when the collectives ran."
         )
     if world.recording.foreign:
         return text + "Exposed time is the time in which only their kernels ran on the device."
@@ -396,7 +387,7 @@ def _about_devices(world: WorldResult, name: str) -> str:
         why = f" ({reason})" if reason else ""
         text += (
             f"commprof did not measure when {whose} completed, nor how long GPU streams waited for "
-            f"them{why}: exposed, wait, transfer and hidden include only what the host saw. "
+            f"them{why}: exposed, wait, transfer and hidden include only times on the host. "
             "The collectives of a replayed CUDA graph are not recorded, because a replay issues no "
             "calls. "
         )
@@ -425,13 +416,13 @@ def placement_remarks(context: Mapping[str, Any]) -> list[str]:
 
 _STEPS = {
     UPDATE: (
-        "Step boundaries were inferred from optimizer.step(). For exact ones call commprof.step() "
-        "at the end of the loop's body."
+        "Step boundaries were inferred from optimizer.step(). For exact boundaries, call "
+        "commprof.step() at the end of the loop's body."
     ),
     BACKWARD: (
         "Step boundaries were inferred from backward passes that communicated, because no "
         "optimizer stepped or because commprof.profile() was called without find_steps=True. For "
-        "exact ones call commprof.step() at the end of the loop's body."
+        "exact boundaries, call commprof.step() at the end of the loop's body."
     ),
 }
 _SAMPLES = (

@@ -1,4 +1,4 @@
-"""Sentences on the replicas of a job; a replica may have been started several times."""
+"""Writes sentences about the replicas of a job and their restarts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from commprof.text import counted, listed, named_ranks
 
 
 def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
-    """Sentences on the ranks of each replica, and on its training after each of its starts.
+    """Returns sentences about the ranks and the starts of each replica.
 
-    Empty for a job without replicas. ``context["replicas"]`` has the keys that
+    The list is empty for a job without replicas. ``context["replicas"]`` has the keys that
     ``commprof.trace.run.run_directory`` writes.
     """
     lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
@@ -34,7 +34,7 @@ def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
 
 
 def times_started(context: Mapping[str, Any]) -> str:
-    """Returns a short text on replicas that were started again; empty if none was."""
+    """Returns a short text on restarted replicas; empty if there are none."""
     lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
     again = [
         f"replica {_name(own[-1])} ({len(own)} starts)"
@@ -43,11 +43,10 @@ def times_started(context: Mapping[str, Any]) -> str:
     ]
     if not again:
         return ""
-    return f"Started again: {listed(again)}. All figures are of one start of each replica."
+    return f"Started again: {listed(again)}. The figures of a replica come from one of its starts."
 
 
 def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
-    """Describes the lives of a replica: each lasts from a start of the replica to its end."""
     parts = [
         f"from {life['begin_s']:.1f} to {life['end_s']:.1f} s with "
         f"{counted(life['steps'], 'step')} "
@@ -56,7 +55,7 @@ def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
     ]
     return (
         f"Replica {_name(lives[-1])} was started {len(lives)} times: {listed(parts)}. All figures "
-        "are of the last start after which it communicated with other replicas."
+        "come from the last start after which this replica communicated with other replicas."
     )
 
 

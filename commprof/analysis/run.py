@@ -36,8 +36,7 @@ from commprof.trace.run.run_directory import (
 _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
 
 
-# The garbage collector would scan the tables of all ranks again and again, which takes a sixth of a
-# report's time, and would find nothing to free.
+# Garbage collection would find nothing to free here, and would take a sixth of a report's time.
 @uncollected()
 def analyse_in_detail(
     directory: Path,
@@ -45,21 +44,21 @@ def analyse_in_detail(
     all_calls: bool = False,
     steps_only: bool = False,
 ) -> tuple[RunResult, tuple[WorldDetail, ...]]:
-    """Analyses every world size that left traces, and names those that failed.
+    """Analyses every world size that left traces, and reports the world sizes that failed.
 
     Args:
         directory: run directory of ``commprof run``, or the directory into which
             ``commprof.profile()`` wrote its traces.
         read: reads one world size of the run.
-        all_calls: True to hold the calls of all steps at once, also of a long run.
-        steps_only: True for a comparison of steps, see :func:`world_result`: remarks, incidents,
-            causes and collectives without steps are left out too.
+        all_calls: True to hold the calls of all steps in memory, even for a long run.
+        steps_only: True to leave out what a comparison of steps does not need, such as remarks and
+            causes; see :func:`world_result`.
 
     Returns:
         The result, and step-by-step figures of each of its ``worlds``.
 
     Raises:
-        CommprofError: ``directory`` is neither of these.
+        CommprofError: ``directory`` is not such a directory.
     """
     context = read_context(directory)
     worlds, details, failures, summaries, incidents = [], [], [], [], []
@@ -73,7 +72,7 @@ def analyse_in_detail(
         hosts = running_hosts(traced_in(directory, world_size))
         live = analyse_hosts(hosts)
         if live is not None and live.world_size == world_size:
-            # The files that a running job's hosts write make it unnecessary to read the traces.
+            # The files of a running job's hosts are enough: the traces are not read.
             summaries.append(live)
             running.append(_last_heard(hosts))
             untraced = WorldRun(world_size, traced_in(directory, world_size), {}, {}, ())
@@ -116,8 +115,8 @@ def analyse_in_detail(
             reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
-    # For a script, run.json names the backend that a built-in workload would use. Without run.json,
-    # the context names the default group's backend, or none if there are only other groups.
+    # For a script, run.json names the backend that a built-in workload would use, which may differ
+    # from the script's backend.
     backends.discard("")
     if backends and ("script" in context or not context["backend"]):
         context = {**context, "backend": ", ".join(sorted(backends))}
@@ -150,22 +149,21 @@ def analyse_in_detail(
 
 
 def _last_heard(hosts: Sequence[SeenHost]) -> str:
-    """Returns a sentence on the age of the figures; whether the job still runs is not known."""
     ages = [host.age_s for host in hosts]
     heard = f"{min(ages):.0f} to {max(ages):.0f} s ago"
     return (
-        f"The figures are those that {counted(len(ages), 'host')} of the job wrote, last {heard}. "
-        "The traces will tell more once the job has ended."
+        f"{counted(len(ages), 'host')} of the job wrote these figures {heard}. "
+        "When the job has ended, the traces give more figures."
     )
 
 
 def _is_missing(host: SeenHost) -> str:
     sentence = host.sentence()
-    return f"{sentence[0].upper()}{sentence[1:]}. The figures are therefore those of the traces."
+    return f"{sentence[0].upper()}{sentence[1:]}. Therefore the figures come from the traces."
 
 
 def _supported(detail: WorldDetail, world: WorldResult) -> WorldDetail:
-    """Returns the step-by-step figures without those that the recordings do not support."""
+    """Removes the figures that the recordings do not support."""
     if not world.evidence.supports(Figure.PARTS):
         return detail.unknown()
     return detail if world.evidence.supports(Figure.EXPOSED) else detail.unseen()
@@ -186,7 +184,7 @@ def _of_nccl(run: WorldRun, seen: MeasuredWorld | None) -> list[NcclWorld]:
 
 
 def _without_figures(world: WorldResult | None, run: WorldRun) -> str:
-    """Returns why a world size without an error has no figures; empty if it has figures."""
+    """Returns why a world size has no figures; empty if it has figures."""
     if world is None:
         ended = run.endings is not None and all(
             attempt.ended and not attempt.exit_codes for attempt in run.endings.attempts[-1:]
@@ -197,27 +195,25 @@ def _without_figures(world: WorldResult | None, run: WorldRun) -> str:
         )
     if world.timing.measured_steps == 0:
         return "no step was recorded by all ranks"
-    # Only damaged traces have steps of length 0, of which no fractions can be computed.
+    # Only damaged traces have steps of length 0.
     return "" if world.timing.step_median_ms > 0 < world.parts.step_ms else "its steps took no time"
 
 
 def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str:
-    """Returns the reason, followed by the problems of the run if there are no figures."""
     if not _without_figures(world, run):
         return reason
     return ". ".join([reason.rstrip("."), *run.problems])
 
 
 def _further_jobs(directory: Path) -> list[str]:
-    """Returns a remark on jobs in the run's subdirectories; empty if there are none."""
     jobs = other_jobs(directory)
     if not jobs:
         return []
     names = listed([str(job.relative_to(directory)) for job in jobs])
     return [
-        f"The figures leave out the recordings in {names}, below this directory: these are of "
-        "another job, or of further processes of this job's ranks, for example for asynchronous "
-        "checkpoints. Each of these directories has its own report."
+        f"The figures leave out the recordings in {names}, below this directory. These recordings "
+        "come from another job, or from other processes of this job's ranks, such as processes for "
+        "asynchronous checkpoints. Each of these directories has its own report."
     ]
 
 

@@ -1,4 +1,4 @@
-"""The parts of a ``commprof run`` command, to build the same command with other options."""
+"""Splits a ``commprof run`` command into parts, to build the same command with other options."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class RecordedCommand:
     """The parts of a ``commprof run`` command."""
 
     options: tuple[str, ...]
-    #: The script, or ``-m`` and the module, with its own arguments; empty if none is named.
+    #: The script, or ``-m`` and a module, followed by arguments; empty if the command has none.
     script: tuple[str, ...]
 
     def has(self, name: str) -> bool:
-        """True if the command gives this option to commprof, not only to the script."""
+        """True if commprof gets this option; options of the script do not count."""
         return any(_name(word) == name for word in self.options)
 
     def value(self, name: str) -> str:
@@ -38,7 +38,7 @@ class RecordedCommand:
         return found
 
     def without(self, names: Collection[str]) -> RecordedCommand:
-        """Returns the command without these options and their values; each must take one value."""
+        """Returns the command without these options, each of which must take one value."""
         return replace(self, options=_replaced(self.options, names, ()))
 
     def with_in_place(self, name: str, words: Sequence[str]) -> RecordedCommand:
@@ -75,8 +75,8 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RecordedCommand | N
 
     Args:
         command: the command as ``run.json`` holds it.
-        script: the script's words as ``run.json`` holds them; they are not in the command if a
-            configuration file gave them.
+        script: the script's words as ``run.json`` holds them. If a configuration file names the
+            script, these words are not in the command.
     """
     try:
         words = tuple(shlex.split(command))
@@ -95,10 +95,7 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RecordedCommand | N
 def _replaced(
     options: Sequence[str], names: Collection[str], words: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns ``options`` without the options called ``names`` and without their values.
-
-    ``words`` are put where the first removed option was; nowhere if no option is removed.
-    """
+    """Removes options and their values; puts ``words`` in place of the first removed option."""
     kept: list[str] = []
     skip, rest = False, list(words)
     for word in options:

@@ -40,21 +40,21 @@ class RunResult:
     overhead: Overhead | None
     #: Requested world sizes that failed or have no figures, with the reason.
     failures: tuple[tuple[int, str], ...]
-    #: Caveats for the reader, in sentences.
+    #: Sentences with caveats for the reader.
     remarks: tuple[str, ...]
-    #: World sizes that always-on mode summarised; they may have figures in ``worlds`` too.
+    #: Summaries of always-on mode. A world size may have figures in ``worlds`` too.
     summaries: tuple[SummaryResult, ...] = ()
-    #: None if the world sizes are not expected to train equally.
+    #: None if the losses of the world sizes need not agree.
     loss_agreement: LossAgreement | None = None
     #: The attempts of a restarted job, in order.
     attempts: tuple[Attempt, ...] = ()
     #: World sizes with hangs, mismatched collectives, or lasting changes of speed.
     incidents: tuple[Incidents, ...] = ()
-    #: True if a trial began in the recorded steps: its candidate settings take turns.
+    #: True if the recorded steps contain a trial, which switches between settings.
     in_turns: bool = False
     #: World sizes in which collectives were recorded, but no step.
     stepless: tuple[SteplessCollectives, ...] = ()
-    #: World sizes of which NCCL's profiler plugin recorded operations.
+    #: World sizes with operations that NCCL's profiler plugin recorded.
     nccl: tuple[NcclWorld, ...] = ()
 
 
@@ -75,8 +75,8 @@ def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
 
 
 def pool_overhead(worlds: Sequence[WorldResult]) -> Overhead | None:
-    """Computes commprof's overhead from the steps of all world sizes; None if they are too few.
+    """Computes commprof's overhead from the steps of all world sizes.
 
-    :func:`commprof.analysis.step.overhead.overhead` says which steps are needed.
+    None if there are too few steps, see :func:`commprof.analysis.step.overhead.overhead`.
     """
     return pooled_overhead([world.profiler_cost.overhead_samples for world in worlds])

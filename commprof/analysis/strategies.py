@@ -13,13 +13,13 @@ from commprof.analysis.world import WorldResult
 
 @dataclass(frozen=True)
 class StrategyOperation:
-    """All calls of one operation under one strategy, per step and rank."""
+    """Calls of one operation under one strategy; all numbers are per step and rank."""
 
     op: str
-    #: The phases in which its calls were issued; the phase with most calls comes first.
+    #: Phases in which the operation was called; the phase with the most calls comes first.
     phase: str
     calls: float
-    #: Sum of the sizes, as nccl-tests counts them.
+    #: Sum of the sizes of the calls; sizes are defined as in nccl-tests.
     size_bytes: float
     #: Time in which at least one call was in flight; NaN if no completion is known.
     in_flight_ms: float
@@ -40,28 +40,28 @@ class StrategyRow:
     strategy: str
     world_size: int
     samples_per_s: float
-    #: Samples per second divided by those of the first strategy at this world size; NaN if the
+    #: Throughput divided by the throughput of the first strategy at this world size; NaN if the
     #: first strategy has no figures.
     versus_first: float
     #: Scaling efficiency relative to this strategy's own smallest world size.
     efficiency: float
-    #: Median step of the slowest rank.
+    #: Median of the step times. A step's time is the time of its slowest rank.
     step_median_ms: float
-    #: Interquartile range of the step time, divided by its median; smaller relative differences
-    #: between strategies may be noise.
+    #: Interquartile range of the step times, divided by their median. A smaller difference between
+    #: strategies may be noise.
     step_spread: float
-    #: Exposed time, as a mean over ranks and steps.
+    #: Mean exposed time over ranks and steps.
     exposed_ms: float
     exposed_share: float
-    #: ``RankSummary.training_bytes`` of the rank that used most.
+    #: ``RankSummary.training_bytes`` of the rank that used the most memory.
     training_bytes: float
     average_loss: float
-    #: Sorted by bytes, the most first.
+    #: Sorted by size, the largest first.
     operations: tuple[StrategyOperation, ...]
 
 
 def strategy_rows(results: Sequence[RunResult]) -> tuple[StrategyRow, ...]:
-    """Makes a row per world size and strategy, in the order of ``results`` within a world size."""
+    """Makes a row per world size and strategy, sorted by world size."""
     first = {world.world_size: world for world in results[0].worlds} if results else {}
     rows = [
         _row(str(result.context.get("strategy", "")), world, scale.efficiency, first)

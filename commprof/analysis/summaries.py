@@ -1,7 +1,4 @@
-"""Figures of one world size from the summaries of always-on mode, without records.
-
-The figures include which rank came last and which rank the others wait for.
-"""
+"""Computes the figures of one world size from the summaries of always-on mode."""
 
 from __future__ import annotations
 
@@ -54,9 +51,8 @@ from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: The late rank is named only if its own work exceeds that of the other ranks by at least this
-#: fraction of their waiting for it, and if at least this fraction of the excess lies in a single
-#: phase, or in pauses.
+#: A late rank is named only if its extra work is at least this fraction of the waiting for it. At
+#: least this fraction of the extra work must be in a single phase, or in pauses.
 _MOST = 0.5
 
 
@@ -83,25 +79,26 @@ class SummaryPart:
 
     ranks: tuple[int, ...]
     summary: Summary
-    #: Smallest number of steps, over the ranks.
+    #: Number of steps of the rank with the fewest steps.
     fewest_steps: int
-    #: Identifies the host: boot ID, time namespace and namespace of process ids.
+    #: Boot id, time namespace and namespace of process ids; the three identify the host.
     host: tuple[str, ...]
     host_name: str
-    #: Names of operations, by code; the next field has name and size of each group.
+    #: Names of operations, by code.
     ops: Sequence[str]
+    #: Name and size of each group, by id.
     groups: Mapping[int, tuple[str, int]]
     dropped: int
-    #: Ranks with figures of their own. The next fields are, for each such rank, the time in ns that
-    #: it waited for other ranks, as ``[n, 2]`` (rank and time), and the mean time per step in ns of
-    #: each of ``ORIGINS``.
+    #: Ranks with figures of their own.
     listed: tuple[int, ...]
+    #: Per listed rank: the time in ns that it waited for each other rank, as rows of rank and time.
     waited_ns: Sequence[Ints]
+    #: Per listed rank: mean time per step in ns of each of ``ORIGINS``.
     work_ns: Sequence[Sequence[float]]
 
 
 def rank_part(trace: Trace, summary: Summary) -> SummaryPart:
-    """Returns the summary of one rank, with facts on the rank from its trace."""
+    """Returns the part of one rank."""
     machine = trace.metadata["machine"]
     return SummaryPart(
         ranks=(trace.rank,),
@@ -142,7 +139,7 @@ def share_a_clock(parts: Sequence[SummaryPart]) -> bool:
 
 
 def waited_by_rank(summary: Summary) -> Ints:
-    """Returns for how long a summary's rank waited for others, ``[n, 2]``: rank and time in ns."""
+    """Returns how long a rank waited for each other rank, as rows of rank and time in ns."""
     _, culprit, waited = summary.waited_for.cells.T
     ranks, row = np.unique(culprit, return_inverse=True)
     total = np.zeros(len(ranks), dtype=np.int64)
@@ -151,7 +148,7 @@ def waited_by_rank(summary: Summary) -> Ints:
 
 
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
-    """Finds the rank that others wait for, see :func:`late_rank_of`; None if a rank is missing."""
+    """Like :func:`late_rank_of`, for the summaries of ranks; None if a rank is missing."""
     if [trace.rank for trace in traces] != list(range(traces[0].world_size)):
         return None
     parts = [rank_part(*both) for both in zip(traces, summaries, strict=True)]
@@ -163,15 +160,11 @@ def late_rank_of(
 ) -> SummaryLateRank | None:
     """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
-    Returns None if there is no such rank, if the waits of half of the ranks or more are missing or
-    cannot be compared, see :func:`_comparable`, or if the rank itself has no figures. Also
-    returns None if the cause is unclear: if neither a single phase nor pauses account for at least
-    half of the rank's total excess of time (see :func:`_slow_phase`), or if this total is less than
-    half of the waiting.
+    Returns None if there is no such rank, or if its own work does not explain the waiting. Also
+    returns None if too few ranks have waits that can be compared.
 
-    If a first search finds no rank, a second one counts the waiting differently: if a rank came
-    late because it waited itself, the waiting for this rank counts for the rank that caused it (see
-    :mod:`commprof.analysis.late.passed_on`).
+    If a first search finds no rank, a second search charges the waiting to the rank where it began
+    (see :mod:`commprof.analysis.late.passed_on`).
     """
     steps = min((part.fewest_steps for part in parts), default=0)
     comparable = [part for part in parts if clocks_shared or _comparable(part.summary)]
@@ -183,7 +176,7 @@ def late_rank_of(
     )
     step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
     error_ns = _clock_error_ns(parts)
-    # find_late_rank expects one row per step; here, a row is a block of this many steps.
+    # find_late_rank expects a row per step. Here a row is a block of this many steps.
     per_row = steps / max(1, len(waited_for))
 
     def with_cause(waited_for_ns: Floats, by_waiting_ns: Floats) -> SummaryLateRank | None:
@@ -219,7 +212,7 @@ def slower_ranks_of(
     if not steps or sorted(listed) != list(range(world_size)) or not is_known:
         return None
     if any(operation.op in POINT_TO_POINT for p in parts for operation in p.summary.operations):
-        return None  # the stages of a pipeline wait for one another though none is slow
+        return None  # stages of a pipeline wait for one another, even if no stage is slow
     work_ns = np.array([work for part in parts for work in part.work_ns])[:, :, np.newaxis]
     waited_for = _waited_for(world_size, parts)
     waits = _by_waiting(world_size, parts), float(waited_for.sum()), steps
@@ -235,7 +228,7 @@ def slower_ranks_of(
 
 
 def _clock_error_ns(parts: Sequence[SummaryPart]) -> float:
-    """Returns the 95th percentile of the arrivals' clock errors; 0 if all ranks share one clock."""
+    """Returns the 95th percentile of the arrivals' clock errors; 0 if ranks share one clock."""
     error = merged_histogram(part.summary.arrival_clock_error for part in parts)
     return quantile_ns(error, 0.95) if error.count else 0.0
 
@@ -243,7 +236,7 @@ def _clock_error_ns(parts: Sequence[SummaryPart]) -> float:
 def _with_cause(
     late: LateRank, per_row: float, parts: Sequence[SummaryPart]
 ) -> SummaryLateRank | None:
-    """Adds the phase in which a late rank loses time; None if its own work is not the reason."""
+    """Adds the phase in which a late rank loses time; None if the rank's work is not the cause."""
     wait_ns = late.wait_ns / per_row
     phase, share, excess_ns = _slow_phase(late.rank, parts)
     if share < _MOST or excess_ns < _MOST * wait_ns:
@@ -270,10 +263,10 @@ def _excess_ns(world_size: int, parts: Sequence[SummaryPart]) -> Floats:
 
 
 def _comparable(summary: Summary) -> bool:
-    """True if the waits for ranks of other hosts are known, although hosts share no clock.
+    """True if the waits for ranks of other hosts are known.
 
-    They are known if the rank's host knows its clock's offset to rank 0's clock and has received
-    arrivals of other hosts, that is, if the host is not cut off.
+    The rank's host must know the offset between its own clock and rank 0's clock, and must have
+    received arrivals from other hosts.
     """
     return bool(summary.hosts.clock and summary.hosts.heard)
 
@@ -283,7 +276,7 @@ def _waited_for(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Returns waiting time in ns as ``[block, rank waited for]``, summed over the waiting ranks.
 
-    A block is an interval of time. Its length is the largest block length of any summary.
+    A block is an interval of time. All blocks are as long as the longest block of any summary.
     """
     waiting = [part.summary.waited_for for part in parts]
     block_ns = max(waits.block_ns for waits in waiting)
@@ -300,10 +293,9 @@ def _waited_for(
 def _by_waiting(
     world_size: int, parts: Sequence[SummaryPart]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks.
+    """Returns waiting time in ns as ``[waiting rank, rank waited for]``.
 
-    The waiting of a host's unlisted ranks is the host's waiting minus that of its listed ranks,
-    divided evenly among the unlisted ranks.
+    The unlisted ranks of a host share the rest of the host's waiting evenly.
     """
     total = np.zeros((world_size, world_size))
     for part in parts:
@@ -323,12 +315,11 @@ def _by_waiting(
 
 
 def _slow_phase(rank: int, parts: Sequence[SummaryPart]) -> tuple[str, float, float]:
-    """Returns the entry of ``ORIGINS`` (phases and pauses) with the rank's largest excess of time.
+    """Returns the entry of ``ORIGINS`` (a phase, or pauses) in which the rank loses the most time.
 
-    The excess is the rank's mean own time in the phase, or in pauses, minus the median of the other
-    ranks' means; 0 if negative. Also returns the entry's fraction of the rank's total excess, or 0
-    if there is no excess, and the total excess in ns per step. Returns "" and zeros if the rank is
-    not listed, or if no other rank is.
+    Also returns the entry's fraction of all lost time, and all lost time in ns per step. Lost time
+    is the rank's mean time minus the median of the other ranks. Returns "" and zeros if the rank,
+    or every other rank, has no figures of its own.
     """
     listed = [rank for part in parts for rank in part.listed]
     if rank not in listed or len(listed) < 2:
@@ -372,9 +363,9 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
 
 
 def analyse_hosts(hosts: Sequence[SeenHost]) -> SummaryResult | None:
-    """Merges the sums that the hosts of a running job wrote.
+    """Merges the summaries that the hosts of a running job wrote.
 
-    None if the hosts that can be read do not have all ranks, or if a file cannot be used.
+    None if a rank is missing, or if a file cannot be used.
     """
     heard = [host for host in hosts if host.summary is not None and not host.missing]
     world_size = max((host.summary.world_size for host in heard if host.summary), default=0)
@@ -395,15 +386,14 @@ def _merged(
     late: SummaryLateRank | None,
     problems: tuple[str, ...],
 ) -> SummaryResult:
-    """Merges the summaries of ranks or hosts, without cross-checks."""
     summaries = [part.summary for part in parts]
     shared = share_a_clock(parts)
     slower = slower_ranks_of(world_size, parts, shared, late.rank if late else None)
     steps = merged_histogram(summary.steps for summary in summaries)
     exposed = merged_histogram(summary.exposed for summary in summaries)
     clock_error = merged_histogram(summary.arrival_clock_error for summary in summaries)
-    # All ranks of a host report the same growing counters, read at different moments: the largest
-    # values are the latest.
+    # All ranks of a host report the same counters, which only grow. So the largest value is the
+    # latest.
     unsent: dict[tuple[str, ...], int] = {}
     skipped: dict[tuple[str, ...], int] = {}
     for part in parts:
@@ -471,9 +461,9 @@ def _mean_ms(histograms: Sequence[Histogram]) -> float:
 
 
 def _operations(parts: Sequence[SummaryPart]) -> tuple[OperationRow, ...]:
-    """Joins the operations by operation name, group name and size class.
+    """Joins the operations by operation, group name and size class.
 
-    Group ids cannot be used, because they differ between processes.
+    Group names are used because group ids differ between processes.
     """
     rows: dict[tuple[str, str, int], list[OperationSummary]] = {}
     for part in parts:
@@ -512,9 +502,9 @@ def _row(
 
 
 def _algbw_gb_per_s(op: str, parts: Sequence[OperationSummary]) -> float:
-    """Returns the algorithm bandwidth, with the larger of input and output as size.
+    """Returns the algorithm bandwidth; NaN for gather, scatter and "other".
 
-    NaN for gather, scatter and "other", whose size is not known.
+    The size of a call is the larger of its input and output.
     """
     transfer_ns = sum(part.transfer.sum_ns for part in parts)
     moved = sum(part.bytes / part.count * part.transfer.count for part in parts if part.count)

@@ -21,23 +21,25 @@ from commprof.trace.run.run_directory import WorldRun
 class TrainingAccount(FieldGroup):
     """Samples, losses and weights of one world size."""
 
-    #: Number of samples that all ranks processed in the measured steps, divided by the time that
-    #: the slowest of ``WorldResult.ranks`` took for these steps. NaN if the samples of a rank are
-    #: unknown, for example because the rank left neither a trace nor an account.
+    #: Number of samples of all ranks in the measured steps, divided by the slowest rank's time. NaN
+    #: if the number of samples of a rank is unknown.
     samples_per_s: float
-    #: Samples that all ranks together processed in a measured step: the smallest and the largest
-    #: number of any step. NaN unless every rank left an account.
+    #: Smallest and largest number of samples that all ranks together processed in a measured step.
+    #: NaN unless every rank left an account.
     samples_per_step: tuple[float, float]
-    #: Mean over ranks of the last epoch's mean loss.
+    #: Mean loss of the last epoch, averaged over the ranks.
     average_loss: float
-    #: Source of the sample counts: the training "loop", the "dataloader", or "" for none.
+    #: "loop" if the training loop counted the samples, "dataloader" if DataLoaders counted them,
+    #: "" if they are unknown.
     samples_source: str = "loop"
-    #: Mean loss of each training step over the samples of all ranks; the next field is the number
-    #: of these samples. Empty unless every rank left an account.
+    #: Mean loss of each training step over the samples of all ranks. Empty unless every rank left
+    #: an account.
     step_losses: tuple[float, ...] = ()
+    #: Number of samples of all ranks in each training step. Empty unless every rank left an
+    #: account.
     step_samples: tuple[int, ...] = ()
-    #: Ranks whose weights after training differ from most ranks' weights, if the weights must be
-    #: equal on all ranks.
+    #: Ranks whose weights after training differ from the weights of most ranks. Empty if weights
+    #: may differ between ranks.
     weights_differ: tuple[int, ...] = ()
 
 
@@ -60,10 +62,9 @@ def training_account(
 
 
 def _samples(run: WorldRun, ranks: tuple[RankSummary, ...], steps: Ints) -> float:
-    """Returns the samples of all ranks in these steps; NaN if a rank's samples are unknown.
+    """Returns the number of samples of all ranks in these steps; NaN if unknown.
 
-    For a rank without a trace, the number of samples comes from the file ``rank_N.json`` that the
-    built-in training loop writes on each rank.
+    For a rank without a trace, the number comes from the rank's account.
     """
     recorded = {rank.rank: rank.samples for rank in ranks}
     others = [rank for rank in range(run.world_size) if rank not in recorded]

@@ -1,10 +1,10 @@
-"""Verdict on a run: the part that bounds its step, in plain words, from measured figures alone.
+"""Verdict on a run: sentences that name the largest part of the step.
 
-Communication that the training thread waits for is one part of the mean step, next to compute,
-data, optimizer and other. The step is bound by the largest part if this part is the largest in at
-least 95 % of bootstrap samples of the steps; otherwise the two largest are named. If the other
-ranks wait long for a late rank, that rank is named first, whichever part is largest. The verdict
-promises no gain from any change: it ends with a next step, such as a command that tries a change.
+The parts of the mean step are compute, data, optimizer, other, and communication that the training
+thread waits for. The largest part bounds the step if it is the largest in at least 95 % of
+bootstrap samples of the steps. Otherwise the verdict names the two largest parts. A late rank is
+named first if the other ranks wait long for it. The verdict ends with a next step, such as a
+command that tries a change.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ from commprof.units import ns_to_ms
 _TOLD_APART = 0.95
 #: The two largest parts are called about equal if their ratio is at least this.
 _ABOUT_EQUAL = 0.8
-#: Smallest fraction that sentences mention. It applies to the growth of the step over the ideal
-#: step, to each part's share in this growth, and to the share of communication in the step: if
-#: communication has a smaller share, FSDP's collectives are not mentioned.
+#: Smallest fraction that sentences mention. It applies to the growth of the step, to the parts of
+#: this growth, and to communication.
 _WORTH_A_WORD = 0.03
 
-#: Smallest fraction of the step that is shown, as a percentage with one decimal.
+#: Smallest fraction of the step that is shown; a smaller one would read 0.0%.
 _SHOWN = 0.0005
 
 #: Names of the parts in sentences.
@@ -62,15 +61,14 @@ _WORDS = {
     "transfer": "data transfer",
     "unsplit": "not attributed",
 }
-#: The name of "other" if forward passes were not recorded, because "other" may then hold them.
+#: Name of "other" if no forward pass was recorded: "other" may then include forward passes.
 _NO_PHASE = "time in no recorded phase (no forward pass was seen)"
-#: Names of the parts of a device's time in sentences.
 _DEVICE_WORDS = {
     **_WORDS,
     "copies": "copies to, from and within the GPUs",
     "idle": "idle GPUs (no kernel and no copy ran)",
 }
-#: Names of parts in a list of differences, for the parts whose name differs from the key.
+#: Names of parts in a list of differences. All other parts are named by their keys.
 _SHORT = {"transfer": "data transfer", "unsplit": "communication not attributed"}
 
 
@@ -79,14 +77,13 @@ class Binding:
     """The part that bounds the step of one world size."""
 
     world_size: int
-    #: A key of ``MeanStep.parts_ms``; None if it is uncertain which of the two largest parts is
-    #: larger.
+    #: A key of ``MeanStep.parts_ms``; None if it is uncertain which part is the largest.
     part: str | None
-    #: The two largest parts with their fractions of the mean step, the larger one first. Empty if
-    #: the recordings do not distinguish communication from the rest of the step.
+    #: The two largest parts and their fractions of the mean step, in descending order. Empty if
+    #: communication was not measured.
     largest: tuple[tuple[str, float], ...]
-    #: Communication as "waiting", "transfer" and "unsplit" with their fractions of the mean step;
-    #: empty if waiting and transfer are not separated.
+    #: The keys "waiting", "transfer" and "unsplit" and their fractions of the mean step. Empty if
+    #: waiting and transfer are not separated.
     communication: tuple[tuple[str, float], ...]
 
 
@@ -94,15 +91,13 @@ class Binding:
 class Verdict:
     """The verdict on a run; its sentences are about one world size."""
 
-    #: The largest world size above 1 with a core for each thread of the ranks; if there is none,
-    #: the largest world size.
+    #: World size that ``judged_place`` chooses.
     world_size: int
     bindings: tuple[Binding, ...]
-    #: One or two sentences on the first thing to act on.
+    #: Sentences on the most important finding.
     headline: str
     sentences: tuple[str, ...]
     next_step: NextStep
-    #: Findings about the communication of this world size.
     exchange: Exchange
 
 
@@ -149,21 +144,20 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
 
 
 def _not_known(world: WorldResult, step: MeanStep) -> str:
-    """Returns a headline that says what is not known of the step's parts; empty if all is known."""
+    """Returns a headline that says which figures are not known; empty if all are known."""
     if world.evidence.supports(Figure.EXPOSED):
         return ""
     known = f"At {_ranks(world)} the mean step takes {in_ms(step.step_ms)}"
     why = world.evidence.lacking(Figure.EXPOSED if step.is_of_device else Figure.PARTS)
     if why:
-        return f"{known}. What bounds it is not known: {why}."
+        return f"{known}. It is not known which part bounds the step: {why}."
     return (
-        f"{known}; its communication was not seen. The time in which ranks wait for communication "
-        "is counted in the other parts of the step."
+        f"{known}; its communication was not recorded. The time in which ranks wait for "
+        "communication is counted in the other parts of the step."
     )
 
 
 def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
-    """Sentence on the step and the prediction that the run checks; empty without a prediction."""
     predicted = context.get("predicted")
     if predicted is None or predicted["world_size"] != world.world_size:
         return ""
@@ -202,7 +196,6 @@ def _binding(world: WorldResult, step: MeanStep) -> Binding:
 
 
 def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
-    """Returns words for a step's parts, by key; a word names phases only if these are known."""
     if not step.is_of_device:
         other = _NO_PHASE if not world.evidence.supports(Figure.OTHER) else _WORDS["other"]
         return {**_WORDS, "other": other}
@@ -217,7 +210,6 @@ def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
 
 
 def _ranks(world: WorldResult) -> str:
-    """Returns the number of ranks as text; if not all were recorded, also how many were."""
     ranks = counted(world.world_size, "rank")
     recorded_ranks = world.world_size - len(world.recording.missing_ranks)
     if not world.evidence.recorded.job_size:
@@ -232,7 +224,7 @@ def _headline(
     late: LateRank | SlowerRanks | None,
     ranks: str,
 ) -> str:
-    """Returns the sentence on the late ranks, if ``late`` is given, else on the largest part."""
+    """Returns a sentence on the late ranks, or on the largest part if there is no late rank."""
     (first, share), (second, other) = binding.largest
     if late is not None:
         largest = f"part is {words[first]}: {share:.1%}"
@@ -266,7 +258,6 @@ def _headline(
 
 
 def _split(binding: Binding) -> str:
-    """Returns the parts of communication in brackets, the largest first."""
     known = sorted(binding.communication, key=lambda part: -part[1])
     listed = ", ".join(f"{share:.1%} {_WORDS[name]}" for name, share in known if share >= _SHOWN)
     return f" ({listed})" if listed else ""
@@ -275,7 +266,6 @@ def _split(binding: Binding) -> str:
 def _larger(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], world: WorldResult
 ) -> list[str]:
-    """Returns a sentence on world sizes that are not judged because there are too few cores."""
     found = []
     larger = [w.world_size for w in worlds if w.world_size > world.world_size]
     if larger:
@@ -319,20 +309,18 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
 
 
 def _sharded(world: WorldResult, step: MeanStep) -> list[str]:
-    """Returns a sentence on the collectives of FSDP that delay the step; empty if they do not."""
     if world.communication.sharding is None or step.share("communication") < _WORTH_A_WORD:
         return []
     return [*filter(None, [world.communication.sharding.sentence(step.step_ms)])]
 
 
 def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
-    """Returns a remark if no forward phase was recorded and "other" is among the largest parts."""
     known = world.recording.foreign or world.evidence.supports(Figure.OTHER)
     if known or "other" not in dict(binding.largest):
         return []
     return [
-        "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP counts "
-        'as "other", unless `with prof.phase("forward")` marks it.'
+        "No forward pass was recorded. Without DDP or FSDP, the forward pass of a model counts as "
+        '"other" unless `with prof.phase("forward")` marks it.'
     ]
 
 
@@ -349,22 +337,18 @@ def _late(world: WorldResult, step: MeanStep) -> list[str]:
     return [
         f"{who[0].upper()}{who[1:]} {'wait' if several else 'waits'} for rank {late.rank}"
         f"{', which falls behind ' + where if where else ''}: "
-        f"{in_ms(ns_to_ms(late.wait_ns))} per step and waiting rank, "
-        f"{late.share:.0%} of all waiting."
+        f"{in_ms(ns_to_ms(late.wait_ns))} per step on each waiting rank, "
+        f"which is {late.share:.0%} of all waiting."
     ]
 
 
 def _in_the_phases(world: WorldResult) -> list[str]:
-    """Returns sentences on the lines and functions in which the late rank is slower."""
     found, grown = lines.sentences(world.lateness.longer_lines), world.lateness.grown_functions
     return found if grown is None else [*found, grown.sentence]
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
-    """Returns sentences on throughput growth and on the parts that make a step longer than ideal.
-
-    ``place`` is an index in ``result.worlds``. Empty for the smallest world size.
-    """
+    """Compares the world size at ``place`` with the smallest one; empty for the smallest one."""
     worlds, scale = result.worlds, result.scaling[place]
     first = min(range(len(worlds)), key=lambda i: worlds[i].world_size)
     base, world = worlds[first], worlds[place]
@@ -396,9 +380,9 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
 
 
 def _apart(*steps: MeanStep) -> list[dict[str, float]]:
-    """Returns the parts of each mean step, in ms by name.
+    """Returns the parts of each mean step in ms, by name.
 
-    If every mean step has ``split_ms``, the parts in ``split_ms`` replace "communication".
+    If all steps separate waiting from transfer, these two replace "communication".
     """
     if not all(step.split_ms for step in steps):
         return [dict(step.parts_ms) for step in steps]

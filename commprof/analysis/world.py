@@ -36,32 +36,30 @@ class WorldResult:
     """Figures of all ranks of one world size over the measured steps."""
 
     world_size: int
-    #: Figures per rank.
     ranks: tuple[RankSummary, ...]
     #: Mean over ranks and steps.
     parts: StepParts
-    #: Own work (step minus exposed time) of the rank with the most, divided by the mean over ranks,
-    #: minus 1.
+    #: Largest own work of a rank, divided by the mean own work over the ranks, minus 1. Own work is
+    #: the step minus exposed time.
     imbalance: float
     timing: StepTiming
     training: TrainingAccount
     recording: WorldRecording
-    #: Decides which figures the recordings support; all other figures are NaN, None or empty.
+    #: Says which figures the recordings support. All other figures are NaN, None or empty.
     evidence: Evidence
     profiler_cost: ProfilerCost
     communication: Communication
     lateness: Lateness
     #: Comparisons of the figures with other measurements of the same run.
     cross_checks: tuple[CrossCheck, ...] = ()
-    #: Gains of changes, computed by replaying the steps with each change; None if the steps cannot
-    #: be replayed.
+    #: Gains of possible changes, computed by replay; None if the steps cannot be replayed.
     gains: Gains | None = None
-    #: Causes from the catalogue of ``docs/causes.md`` that the recordings show: first those that
-    #: make the result of training wrong, then those whose fix saves most.
+    #: Causes from ``docs/causes.md`` that the recordings show. Causes that make the result of
+    #: training wrong come first, then the causes whose fix saves most.
     named_causes: tuple[NamedCause, ...] = ()
 
     def known(self, name: str) -> list[float]:
-        """Returns the field ``name`` of each rank in ``ranks``; leaves out unknown values (NaN)."""
+        """Returns the values of the field ``name`` over all ranks, without NaN."""
         values = [getattr(rank, name) for rank in self.ranks]
         return [value for value in values if not math.isnan(value)]
 
@@ -69,8 +67,7 @@ class WorldResult:
     def unlisted_exposed_ms(self) -> float:
         """Exposed time per step that is in no row of ``communication.collectives``.
 
-        In this time, the training thread waited for a collective that was not recorded or was
-        issued in another step, or it stood still although every recorded collective was complete.
+        For example, the training thread waited for a collective that was not recorded.
         """
         rows = self.communication.collectives
         return self.parts.exposed_ms - sum(row.times.exposed_ms for row in rows)
@@ -84,14 +81,14 @@ def world_result(
 ) -> WorldResult:
     """Computes the figures of one world size.
 
-    If ``steps_only``, only the figures of the steps, the ranks and the recording are computed:
-    collectives, lateness, cross-checks and gains are left out, as if nothing were known of them.
+    The built-in training loop writes the file ``rank_N.json`` on each rank. Without these files,
+    losses and commprof's own cost are NaN, and samples are counted from the DataLoaders' batches.
 
-    Losses and commprof's own cost come from the account that the built-in training loop writes on
-    each rank (``rank_N.json``). Without this account (in a user's own loop, or if a rank was
-    killed) they are NaN, and samples are counted from the batches that DataLoaders returned.
-
-    ``evidence``: the evidence of the world size; None to compute it.
+    Args:
+        run: the files of the world size.
+        seen: the measured steps of all ranks.
+        steps_only: True to leave out collectives, lateness, cross-checks and gains.
+        evidence: the evidence of the world size; None to compute it.
     """
     whole = seen.all_steps
     ranks = _rank_summaries(run, seen)
@@ -117,7 +114,7 @@ def world_result(
 
 
 def _with_calls(result: WorldResult, run: WorldRun, seen: MeasuredWorld) -> WorldResult:
-    """Returns the result with the figures that need single collective calls, such as gains."""
+    """Adds the figures that need single collective calls, such as gains."""
     recording, observed = result.recording, observed_ranks(seen)
     late = lateness(run, seen.all_steps, result.timing.step_median_ms, recording.between_ranks_us)
     exchanged = communication(run, seen)
@@ -153,7 +150,6 @@ def _imbalance(ranks: tuple[RankSummary, ...]) -> float:
 
 
 def _supported(result: WorldResult) -> WorldResult:
-    """Returns the result without the figures that the recordings do not support."""
     evidence = result.evidence
     if not evidence.supports(Figure.EXPOSED):
         unknown = StepParts.unseen if evidence.supports(Figure.PARTS) else StepParts.unknown

@@ -1,1 +1,1 @@
-"""Checks that the figures of a scaling report agree with each other, from its text alone."""
+"""Checks that the figures of a scaling report agree with each other."""

@@ -1,4 +1,4 @@
-"""Comparisons of a report's figures with each other, and findings: figures that disagree."""
+"""Comparisons of figures in a report, and findings: figures that disagree."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from commprof.audit.figure import Span, StatedFigure
 class Quote:
     """One of two figures that a rule compares."""
 
-    #: Name of the figure with its printed value, or the formula that implies it.
+    #: Name and printed value of the figure, or the formula that gives the figure.
     text: str
     span: Span
-    #: Unit in which the value is printed after ``text``: "s", "%", "x", "$" or another; empty for a
-    #: value without a unit. None if ``text`` is complete, and no value is printed after it.
+    #: Unit of the value that is printed after ``text``, for example "s", "%" or "$". Empty for a
+    #: value without a unit, and None if no value is printed.
     unit: str | None = None
 
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """Comparison of a figure of the report with the value that its other figures imply."""
+    """Comparison of a figure with the value that other figures of the report imply."""
 
-    #: The row of the report, such as "4 ranks".
+    #: Name of the row, such as "4 ranks".
     row: str
     stated: Quote
     implied: Quote
 
     @property
     def agrees(self) -> bool:
-        """True if the printed digits allow the stated and the implied figure to be equal."""
+        """True if the two figures can be equal within their printed digits."""
         return self.stated.span.meets(self.implied.span)
 
 
@@ -90,8 +90,5 @@ def words(name: str) -> str:
 
 
 def best_reading(readings: Iterable[list[AuditCheck]]) -> list[AuditCheck]:
-    """Chooses, of several interpretations of a header, the one with which most rows agree.
-
-    On a tie, the first is chosen.
-    """
+    """Returns the interpretation of a header with which most rows agree; the first one on a tie."""
     return max(readings, key=lambda checks: sum(check.agrees for check in checks))

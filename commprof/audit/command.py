@@ -21,17 +21,16 @@ class AuditCommand:
     """The command ``commprof audit``."""
 
     description = """\
-Reads a report of how a job scales and recomputes its figures from each other: throughput from
-samples and time or from batch and latency, speed-up, efficiency, cost, Amdahl's law, warm-up.
-Each finding names the row and quotes the two figures that disagree. Nothing is run or measured.
+Reads a report of how a job scales, and checks that its figures agree with each other: throughput,
+speed-up, efficiency, cost and others. Each finding names the row and quotes the two figures that
+disagree. Nothing is run or measured.
 
   commprof audit result.json        JSON of `commprof run`, or JSON with num_processes or world_size
   commprof audit SCALING.md         tables, fenced JSON, sentences like `89% efficiency at 16 GPUs`
   commprof audit table.csv          one table with a column of ranks, GPUs or nodes
 
-Exit code: 0 if there are no findings, 1 if there are, 2 if the file cannot be read as a report. A
-difference that rounding or truncating the printed digits explains is not a finding. See
-docs/reading.md.
+Exit code: 0 if there are no findings, 1 if there are findings, 2 if the file cannot be read as a
+report. Differences that come from rounding or truncation are not findings. See docs/reading.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -69,8 +68,8 @@ def _text_of(path: Path) -> str:
         ) from None
     if len(data) > _MOST_BYTES:
         raise UsageError(
-            f"{quoted(path)} has more than {_MOST_BYTES:,} bytes, which no scaling report has; "
-            "give a file with the tables alone"
+            f"{quoted(path)} has more than {_MOST_BYTES:,} bytes, too many for a scaling report; "
+            "give a file with only the tables"
         )
     try:
         text = data.decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Content of a scaling report: rows by world size, and facts and statements about all rows."""
+"""Content of a scaling report: its rows, and what it states about all rows."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from commprof.audit.figure import StatedFigure
 from commprof.audit.quantities import Quantity
 from commprof.text import counted
 
-#: Largest number of rows of one world size in a table. It limits the time that the audit takes:
-#: these rows belong to different series, and each is compared with the series before it.
+#: Largest number of rows of one world size in a table. It limits the time that the audit takes.
 _MOST_ALIKE = 1000
 
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one world size of one series; ``ranks`` is 0 for figures without a world size."""
+    """Figures of one world size; ``ranks`` is 0 for figures without a world size."""
 
     ranks: int
     #: Figures by the name of the quantity, see ``quantities.py``.
     figures: Mapping[str, StatedFigure]
-    #: Meaning of each figure's column header, by the same names.
+    #: Meaning of the figures' column headers, by the name of the quantity.
     quantities: Mapping[str, Quantity] = field(default_factory=dict)
-    #: Times of the epochs, in order.
     epoch_times: tuple[StatedFigure, ...] = ()
-    #: Time and samples of each rank.
     rank_times: tuple[StatedFigure, ...] = ()
     rank_samples: tuple[StatedFigure, ...] = ()
-    #: Parts of the step by name, and the step itself, as commprof writes them.
+    #: The mean step and its parts by name, from a result of commprof; empty for other reports.
     parts: Mapping[str, StatedFigure] = field(default_factory=dict)
 
     @property
@@ -47,11 +44,10 @@ class Series:
     rows: tuple[Row, ...]
 
     def base(self, quantity: str, value: float) -> Row | None:
-        """Returns the base row, with which the other rows are compared; None if there is none.
+        """Returns the row with which the other rows are compared; None if there is none.
 
-        Only the row of the smallest world size can be the base row. If that row has a figure for
-        ``quantity``, the figure must equal ``value`` (1 for a speed-up) within its precision. If
-        the row has no such figure, its world size must be 1.
+        This is the row of the smallest world size, if its figure for ``quantity`` can be ``value``.
+        A row without such a figure must have world size 1.
         """
         first = next((row for row in self.rows if row.ranks), None)
         if first is None:
@@ -68,7 +64,7 @@ class Statement:
 
     base_ranks: int
     ranks: int
-    #: "speedup" or "efficiency", or both.
+    #: Keys are "speedup" and "efficiency"; one of the two may be missing.
     figures: Mapping[str, StatedFigure]
 
 
@@ -87,12 +83,11 @@ class Document:
     series: tuple[Series, ...] = ()
     #: Figures without a world size: batch, epochs, price, overhead, parallel share.
     facts: Mapping[str, tuple[StatedFigure, ...]] = field(default_factory=dict)
-    #: True if the price is stated per rank.
     price_is_per_rank: bool = False
     statements: tuple[Statement, ...] = ()
-    #: Numbers of ranks, each with the speed-up that the report states by Amdahl's law.
+    #: Number of ranks and speed-up by Amdahl's law, as the report states them.
     amdahl: tuple[tuple[int, StatedFigure], ...] = ()
-    #: Tables of optimisations.
+    #: Each inner tuple is a table of optimisations.
     techniques: tuple[tuple[Technique, ...], ...] = ()
 
     def fact(self, *names: str) -> StatedFigure | None:
@@ -103,10 +98,9 @@ class Document:
 def join(tables: Sequence[Sequence[Row]]) -> tuple[Series, ...]:
     """Joins tables into series.
 
-    A table joins a series if they have a world size in common and do not contradict each other;
-    otherwise it begins a new series, as another experiment. A table with several rows of one world
-    size is split first: the first rows of each world size count as one table, the second rows as
-    another, and so on.
+    A table is added to a series if the two have a world size in common and do not contradict each
+    other. Otherwise the table begins a new series. A table with several rows of one world size is
+    split first.
 
     Raises:
         ValueError: a table has too many rows of one world size.

@@ -1,8 +1,6 @@
-"""Printed numbers, each as the interval of values that are printed with the same digits.
+"""Printed numbers as intervals: an interval holds all values that are printed with the same digits.
 
-The intervals are propagated through the arithmetic that links two figures. If the resulting
-intervals do not overlap, the figures disagree. No tolerance has to be chosen: the digits give a
-figure's precision.
+Two figures disagree if their intervals do not overlap.
 """
 
 from __future__ import annotations
@@ -11,10 +9,10 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-#: Relative difference allowed between numbers printed in full: the last bits of a double.
+#: Relative difference that the last bits of a double can cause.
 _BITS = 1e-9
-#: Number of leading digits of a whole number that are significant even if they are zeros; later
-#: zeros may be padding. Numbers marked as approximate have fewer.
+#: Number of leading digits of a whole number that are significant even if they are zeros. Later
+#: zeros may come from rounding. ``_ROUGH_DIGITS`` is for numbers that are marked as approximate.
 _DIGITS = 3
 _ROUGH_DIGITS = 2
 
@@ -39,38 +37,36 @@ _FIGURE = re.compile(
 _JUNK = re.compile(r"[*_`]")
 #: A number whose thousands are separated by spaces.
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\d)")
-#: Text that shows that the number before it is part of something else, such as a date or "1,5".
+#: Matches after a number that is part of something else, such as a date or "1,5".
 _PART_OF_MORE = re.compile(r"[-:,.]\d")
-#: A part of a time in several units, such as "1h 23m", and the units of such parts.
+#: One part of a time in several units, such as "1h 23m".
 _TIME_PART = re.compile(rf"[\s,]*(?:and\s+)?({_NUMBER})\s*([A-Za-z]+)")
 _TIME_PART_S = {**UNIT_S, "d": 86_400.0, "m": 60.0}
-#: The last part without a unit, as in "1h 30", after hours or minutes.
+#: The last part of a time such as "1h 30", which has no unit.
 _BARE_PART = re.compile(r"\s*([0-5]?\d(?:\.\d+)?)(?=\s*(?:$|\())")
 _OVER_BARE_S = (3600.0, 60.0)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Interval of non-negative values from ``low`` to ``high``; ``value`` is the one to print."""
+    """Interval of non-negative values from ``low`` to ``high``; messages print ``value``."""
 
     low: float
     value: float
     high: float
 
     def __mul__(self, other: Span) -> Span:
-        """Returns the interval of all products."""
         return Span(
             _times(self.low, other.low), self.value * other.value, _times(self.high, other.high)
         )
 
     def __truediv__(self, other: Span) -> Span:
-        """Returns the interval of all quotients, up to infinity if the divisor may be 0."""
+        """Returns the interval of all quotients; it reaches infinity if the divisor may be 0."""
         return Span(
             _over(self.low, other.high), _over(self.value, other.value), _over(self.high, other.low)
         )
 
     def __add__(self, other: Span) -> Span:
-        """Returns the interval of all sums."""
         return Span(self.low + other.low, self.value + other.value, self.high + other.high)
 
     def meets(self, other: Span) -> bool:
@@ -88,9 +84,8 @@ def exact(value: float) -> Span:
 class StatedFigure:
     """A number that a report states."""
 
-    #: Text in the report.
     text: str
-    #: Value in base units: seconds, shares of 1, counts.
+    #: Value in seconds, as a fraction of 1, or as a count.
     span: Span
     #: Place in the report: a line of the file, or a path within JSON.
     where: str
@@ -101,18 +96,18 @@ class StatedFigure:
 def parse_figure(
     text: str, where: str = "", unit: str = "", count: bool = False
 ) -> StatedFigure | None:
-    """Reads the number that a cell begins with; None if it does not begin with one.
+    """Reads the number at the beginning of a cell; None if there is no number.
 
     A figure stands for all values that become this figure when rounded or truncated. ``~`` allows
-    one unit of the last digit either way; ``<`` and ``>`` leave one side open; ``a-b`` and
-    ``a ± b`` are intervals. ``1h 23m`` and ``1h 23`` are one time. ``36m`` means minutes if
-    ``unit`` is a unit of time; otherwise it is not read, because it may mean millions.
+    one unit of the last digit more or less. ``<`` and ``>`` leave one side open. ``a-b`` and
+    ``a ± b`` are intervals, and ``1h 23m`` is one time. ``36m`` is read only if ``unit`` is a unit
+    of time, because it may mean millions.
 
     Args:
         text: the cell.
         where: place of the cell, for messages.
-        unit: unit of cells without one: a unit of time, or "%".
-        count: True if the number is a count, and so is exact unless it has a mark such as ``~``.
+        unit: unit of a cell that states no unit: a unit of time, or "%".
+        count: True for a count, which is exact unless a mark such as ``~`` precedes it.
     """
     cell = _JUNK.sub("", text).strip().replace("\u202f", " ").replace("\u00a0", " ")
     cell = _SPACED.sub(lambda number: "".join(number[0].split()), cell)
@@ -136,9 +131,9 @@ def parse_figure(
 
 
 def _time_in_parts(cell: str, where: str) -> StatedFigure | None:
-    """Reads a time in several units, the longest first; None for any other text.
+    """Reads a time in several units, the longest unit first; None for any other text.
 
-    The last part is rounded, and may lack its unit; the parts before it are exact.
+    All parts except the last one are exact.
     """
     end = len(cell) - len(cell.lstrip("~≈<>≤≥ "))
     mark = cell[:end]
@@ -166,10 +161,7 @@ def _time_in_parts(cell: str, where: str) -> StatedFigure | None:
 
 
 def as_share(figure: StatedFigure) -> StatedFigure:
-    """Converts a number in percent to a share of 1, unless a percent sign follows the number.
-
-    With a percent sign, ``parse_figure`` has converted the number already.
-    """
+    """Converts a percentage to a fraction, unless ``parse_figure`` has already converted it."""
     return figure if figure.unit == "%" else replace(figure, span=figure.span * exact(0.01))
 
 
@@ -207,7 +199,6 @@ def _span(match: re.Match[str], is_count: bool) -> Span | None:
 
 
 def _opened(span: Span, mark: str) -> Span:
-    """Returns the interval that the marks ``<`` and ``>`` before a number give to it."""
     if ">" in mark or "≥" in mark:
         return Span(span.value, span.value, math.inf)
     if "<" in mark or "≤" in mark:

@@ -14,7 +14,7 @@ def render(result: Audit, name: str, width: int) -> str:
     Args:
         result: result of the audit.
         name: name of the audited file, for the summary.
-        width: columns to wrap at.
+        width: number of columns.
     """
     count = len(result.findings)
     summary = (

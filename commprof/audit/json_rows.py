@@ -1,4 +1,4 @@
-"""Reads rows from JSON: commprof's own result, and any object with a world size and figures."""
+"""Reads the rows of a report that is written in JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LISTED = re.compile(r"(epoch|rank)(s|_results)?$")
 
 
 def load(text: str) -> Any:
-    """Reads JSON, keeping numbers as they were printed.
+    """Reads JSON; numbers become strings, as they were printed.
 
     Raises:
         ValueError: the text is not JSON, or nested too deeply.
@@ -31,7 +31,7 @@ def load(text: str) -> Any:
 
 
 def json_rows(value: Any, where: str = "") -> list[Row]:
-    """Makes a row of every innermost object that has a world size and figures.
+    """Makes a row from every innermost object that has a world size and figures.
 
     where: place of the JSON in its file, for messages.
     """
@@ -39,7 +39,7 @@ def json_rows(value: Any, where: str = "") -> list[Row]:
 
 
 def json_facts(value: Any) -> Row | None:
-    """Returns one row of the figures that belong to no world size; None if there are none."""
+    """Returns a row with the figures that belong to no world size; None without such figures."""
     if not isinstance(value, dict) or _ranks(value):
         return None
     figures, quantities = _figures(value, "")
@@ -47,10 +47,9 @@ def json_facts(value: Any) -> Row | None:
 
 
 def _rows(value: Any, path: str) -> list[Row]:
-    """Makes one row of each innermost object that has a world size and figures.
+    """Makes a row from every innermost object that has a world size and figures.
 
-    The parts of an object (see ``_is_part``) do not count as inner objects: they describe the same
-    row as the object. Rows of its parts are returned only if the object itself makes no row.
+    Parts of an object, see ``_is_part``, do not count as inner objects.
     """
     if isinstance(value, list):
         return [row for index, item in enumerate(value) for row in _rows(item, f"{path}[{index}]")]
@@ -69,10 +68,9 @@ def _rows(value: Any, path: str) -> list[Row]:
 
 
 def _is_part(key: str, item: Any) -> bool:
-    """True if ``item`` describes the same row as the object that contains it under ``key``.
+    """True if ``item`` belongs to the same row as the object that contains it.
 
-    Such items are settings, metrics, summaries, results, single epochs or ranks, and lists of
-    epochs or ranks.
+    Such items are for example settings, metrics, results, epochs and ranks.
     """
     if isinstance(item, list):
         return _LISTED.match(key) is not None
@@ -84,7 +82,6 @@ def _under(path: str, key: str) -> str:
 
 
 def _ranks(value: Mapping[str, Any]) -> int:
-    """Returns the world size that an object contains; 0 without one."""
     keys = [key for key, item in value.items() if isinstance(item, str) and item.isdecimal()]
     column = ranks_column([key.replace("_", " ") for key in keys])
     text = value[keys[column]] if column is not None else ""
@@ -123,9 +120,9 @@ def _row(value: Mapping[str, Any], path: str) -> Row | None:
 def _figures(
     value: Mapping[str, Any], path: str
 ) -> tuple[dict[str, StatedFigure], dict[str, Quantity]]:
-    """Returns an object's figures and what they measure, both by the name of the quantity.
+    """Returns the figures of an object and their quantities, both by the name of the quantity.
 
-    Includes figures of inner objects such as ``metrics``. The object's own figures come first.
+    Figures of inner objects such as ``metrics`` are included.
     """
     figures: dict[str, StatedFigure] = {}
     quantities: dict[str, Quantity] = {}
@@ -146,10 +143,9 @@ def _figures(
 
 
 def _listed(value: Mapping[str, Any], path: str, kind: str) -> list[tuple[Mapping[str, Any], str]]:
-    """Lists the objects that describe single epochs or ranks, each with its place in the JSON.
+    """Returns the objects of single epochs or ranks, with their places in the JSON.
 
-    ``kind`` is "epoch" or "rank". The objects are found under keys such as ``epoch_0``, and in
-    lists such as ``rank_results``.
+    ``kind`` is "epoch" or "rank". Keys are for example ``epoch_0`` and ``rank_results``.
     """
     listed: list[tuple[Mapping[str, Any], str]] = []
     for key, item in value.items():
@@ -167,7 +163,6 @@ def _one(value: Mapping[str, Any], path: str, *names: str) -> StatedFigure | Non
 
 
 def _of_all(ranks: list[tuple[Mapping[str, Any], str]], name: str) -> tuple[StatedFigure, ...]:
-    """Returns a figure of every rank; empty unless all ranks have it."""
     figures = [_one(document, where, name) for document, where in ranks]
     known_figures = [figure for figure in figures if figure is not None]
     return tuple(known_figures) if len(known_figures) == len(figures) else ()

@@ -1,4 +1,4 @@
-"""Recognises the quantity in a column of a report from the column's header."""
+"""Recognises what a column of a report measures by the header of the column."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from commprof.audit.figure import UNIT_S, StatedFigure, parse_figure
 
-#: Quantities that count things, and so are not rounded.
+#: Quantities that are counts, and therefore exact.
 COUNTS = frozenset(
     {
         *("ranks", "batch", "rank_batch", "global_batch", "samples", "rank_samples"),
@@ -21,12 +21,13 @@ COUNTS = frozenset(
 class Quantity:
     """Meaning of a column: the quantity and its unit."""
 
-    #: "throughput", "latency", ...; all names are in the table below.
+    #: A name from ``_NAMES``, for example "throughput" or "latency".
     name: str
-    #: Unit of cells without one: a unit of time, "%", or empty.
+    #: Unit of cells that state no unit: a unit of time, "%", or empty.
     unit: str = ""
-    #: Samples, or epochs, that the column's time or cost is for; 0 if not stated.
+    #: Number of samples that the column's time or cost is for; 0 if not stated.
     per_samples: float = 0.0
+    #: Number of epochs that the column's time or cost is for; 0 if not stated.
     per_epochs: float = 0.0
 
 
@@ -38,8 +39,7 @@ _NAMES = (
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
     ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
     ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
-    # This pattern matches no column of Amdahl's limit, and none whose header states the parallel
-    # share ("P = 0.95").
+    # Headers that name the limit of Amdahl's law or the parallel share do not match.
     ("amdahl_speedup", r"^(?!.*(limit|max|effici|serial|fraction|share|\bp ?=)).*amdahl"),
     ("", r"amdahl"),
     ("accumulation", r"accum"),
@@ -69,10 +69,10 @@ _NAMES = (
 _NAMES_OF = tuple((name, re.compile(pattern)) for name, pattern in _NAMES)
 #: Quantities that may be given in percent.
 _SHARES = ("efficiency", "cost_efficiency", "overhead", "parallel_share")
-#: Names whose patterns search the whole header; all others search it without parts in brackets.
+#: Patterns of these names search the whole header. All others skip parts in brackets.
 _BY_UNIT = ("", "amdahl_speedup", "tokens_per_s", "throughput")
 _PLURAL = r"process(?:es)?|procs?|p|gpus?|ranks?|nodes?|workers?|devices?"
-#: Names of the column of world sizes, the best first.
+#: Headers of a column of world sizes, in order of preference.
 _RANKS = (
     re.compile(
         r"(world ?size|(num |number of |#)?(ranks|process(es)?|procs)|process count|nproc)$"
@@ -88,8 +88,8 @@ _MODEL = (
     r"(?:(?:nvidia|amd|intel|tesla|geforce|radeon|instinct|quadro|rtx|gtx|[a-z]{1,4}\d{1,4}\w*"
     r"|\d{4}(?:ti)?|\d{2,3}gb)[ -]){0,4}"
 )
-#: A count of ranks; in "2 x 8 GPUs", two counts. The numbers in "RTX 4090 GPUs" and "A100 GPUs" are
-#: no counts, nor is "024" in "1 024 GPUs", which is part of a number.
+#: A count of ranks; two counts in "2 x 8 GPUs". The numbers in "RTX 4090 GPUs" and "A100 GPUs" do
+#: not match, and the "024" in "1 024 GPUs" does not match either.
 _COUNT_OF_RANKS = re.compile(
     rf"(?<![\w.,→>])(?<!rtx )(?<!gtx ){_NO_REST}({_COUNT})(?: ?[x×] ?(?:({_COUNT})[ -]?)?|[ -]?)"
     rf"{_MODEL}(?:{_PLURAL})\b",
@@ -122,11 +122,10 @@ def classify(header: str) -> Quantity | None:
 
 
 def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
-    """Returns the columns' quantities, with None for every quantity that several columns have.
+    """Replaces every quantity that several columns have by None.
 
-    Several columns with one quantity compare variants, such as two settings. If that quantity is
-    throughput or a time, speed-up and efficiency become None too: they are then ratios between the
-    variants' columns, not between rows.
+    Such columns compare variants, for example two settings. If their quantity is throughput or a
+    time, speed-up and efficiency become None too, because they may compare the variants.
     """
     names = [quantity.name for quantity in quantities if quantity is not None]
     several = {name for name in names if names.count(name) > 1}
@@ -162,7 +161,7 @@ def _count(digits: str) -> int:
 
 
 def hourly_price(text: str, where: str) -> tuple[StatedFigure, bool] | None:
-    """Returns a price such as ``$3/GPU-hr`` and whether it is per rank; None if there is none."""
+    """Returns a price such as ``$3/GPU-hr``, and True if it is per rank; None without a price."""
     match = _PRICE.search(text)
     figure = parse_figure("$" + match[1], where) if match else None
     return (figure, bool(match[2])) if match and figure else None
@@ -182,12 +181,12 @@ def _quantity(name: str, text: str) -> Quantity:
 
 
 def _work(text: str) -> tuple[float, float]:
-    """Returns the numbers of samples and of epochs that a header names; 0 if not named."""
+    """Returns the number of samples and the number of epochs in a header; 0 if not named."""
     for number, thousand, noun in _FOR_WORK.findall(text):
         if not noun and not thousand and not number:
             continue
         if not noun and "cost" not in text:
-            continue  # as in "time (2 nodes)", which names no work
+            continue  # such as "time (2 nodes)", which names no work
         count = float((number or "1").replace(",", "")) * (1000 if thousand else 1)
         return (0.0, count) if noun.startswith("epoch") else (count, 0.0)
     return 0.0, 0.0

@@ -27,14 +27,14 @@ _AT = re.compile(r"\bat (\d{1,6}) (?:process|gpu|rank|node)", re.I)
 _AMDAHL = re.compile(rf"^\W*N\s*=\s*(\d{{1,6}})\W.{{0,20}}speed-?up\W{{0,4}}({_NUMBER})", re.I)
 _PARALLEL = re.compile(r"^\W*P\s*=\s*(?:[A-Za-z ]{1,60}=\s*)?([\d.]+\s?%?)(?=$|[\s(])")
 _LISTED = re.compile(r"\s*(?:[-*•+]|\d+\.)?\s*\**([A-Za-z][\w /-]{0,60}?)\**\s*:\**\s*(\S.*)")
-#: Communication overhead: "5 % communication overhead", or "5 % overhead" at the beginning of a
-#: line. Overheads of other kinds, such as that of checkpoints, do not match.
+#: Matches "5 % communication overhead", and "5 % overhead" at the beginning of a line. Overheads of
+#: other kinds do not match.
 _OVERHEAD = re.compile(
     rf"(?:^[\s*•+-]*({_NUMBER}\s?%)\s"
     rf"|(?:^|[\s(])({_NUMBER}\s?%)\s(?:comm(?:unication)?\.?|(?:gradient )?sync\w*)\s)overhead",
     re.I,
 )
-#: Facts that a list may state for all world sizes.
+#: Quantities that a list may state for all world sizes.
 _FACTS = (
     "batch",
     "rank_batch",
@@ -82,10 +82,9 @@ def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, StatedFigure]]:
 
 
 def facts(lines: Sequence[str]) -> list[tuple[str, StatedFigure]]:
-    """Finds the figures that the text states for all world sizes together; skips tables.
+    """Finds the figures that the text states for all world sizes; skips tables.
 
-    Returns each figure with the name of its quantity, one of ``_FACTS``: for example the batch,
-    the number of epochs, the parallel share or the communication overhead.
+    Returns each figure with the name of its quantity, for example ``batch`` or ``epochs``.
     """
     facts_read = []
     for number, line in enumerate(lines, start=1):
@@ -101,7 +100,7 @@ def facts(lines: Sequence[str]) -> list[tuple[str, StatedFigure]]:
 
 
 def stated_price(lines: Sequence[str]) -> tuple[StatedFigure, bool] | None:
-    """Returns the first price per hour, and whether it is per rank; None if there is none."""
+    """Returns the first price per hour, and True if it is per rank; None without a price."""
     for number, line in enumerate(lines, start=1):
         price = hourly_price(line, f"line {number}")
         if price:
@@ -125,10 +124,7 @@ def _facts_of_line(line: str, where: str) -> list[tuple[str, StatedFigure]]:
 
 
 def _is_of_all(key: str) -> bool:
-    """False if ``key`` names an overhead other than communication overhead; True for other keys.
-
-    The word "overhead" alone means communication overhead.
-    """
+    """False if ``key`` names an overhead that is not communication overhead."""
     text = key.lower()
     return "overhead" not in text or bool(
         re.fullmatch(
@@ -137,14 +133,14 @@ def _is_of_all(key: str) -> bool:
     )
 
 
-#: Longest line that is read; the patterns are not made for longer ones.
+#: Length of the longest line that is read.
 _LINE_CHARACTERS = 2000
-#: Signs whose UTF-8 was decoded as Windows-1252, as in reports that were copied and pasted.
+#: Signs as they look if UTF-8 is decoded as Windows-1252, and the right signs.
 _WRONG_ENCODING = tuple((sign.encode().decode("cp1252"), sign) for sign in "→×–≈±≤")
 
 
 def read_document(text: str) -> Document:
-    """Reads JSON, or text with Markdown tables and fenced JSON blocks, or one CSV table.
+    """Reads a report: JSON, a CSV table, or Markdown with tables or blocks of JSON.
 
     Raises:
         ValueError: the text is not a scaling report; the message gives the reason.
@@ -161,7 +157,7 @@ def read_document(text: str) -> Document:
     ):
         raise ValueError(
             "there are no figures by world size: a table needs a column such as ranks, GPUs or "
-            "nodes and one such as throughput, speedup, efficiency or cost; JSON needs "
+            "nodes and a column such as throughput, speedup, efficiency or cost; JSON needs "
             "num_processes or world_size"
         )
     return document
@@ -180,7 +176,7 @@ def _of_text(lines: Sequence[str]) -> Document:
     if not tables:
         table = csv_table("\n".join(lines))
         tables = [table] if table else []
-    # All JSON of one text is one series: reports show one file per world size, one after another.
+    # All blocks of JSON count as one table, because reports show one block per world size.
     rows = [[row for line, block in _fenced(lines) for row in _rows_of_block(line, block)]]
     rows += [rows_of(table) for table in tables]
     price = stated_price(lines)
@@ -209,7 +205,7 @@ def _document(
 
 
 def _fenced(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Returns the fenced blocks that begin like JSON, each with its first line's number."""
+    """Returns the fenced blocks that begin like JSON, with the number of the first line."""
     blocks: list[tuple[int, str]] = []
     begin = -1
     for number, line in enumerate(lines):
@@ -222,10 +218,7 @@ def _fenced(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _rows_of_block(line: int, block: str) -> list[Row]:
-    """Returns the rows of a fenced block; empty if the block is not valid JSON.
-
-    Blocks that only outline a JSON format are usually not valid.
-    """
+    """Returns the rows of a fenced block; empty if the block is not valid JSON."""
     try:
         return json_rows(load(block), f"JSON of line {line}, ")
     except ValueError:

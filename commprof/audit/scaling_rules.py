@@ -11,13 +11,12 @@ from commprof.audit.figure import Span, StatedFigure, exact
 from commprof.audit.throughput_rules import has, works_of
 from commprof.text import counted
 
-#: An efficiency up to this much above 100 % counts as noise: steps are rarely measured more
-#: precisely, and few reports state the precision.
+#: Efficiencies up to this much above 100 % are accepted as noise.
 NOISE = 0.05
 
 
 def speedup_from_rates(document: Document) -> Iterator[AuditCheck]:
-    """Checks that speed-up is throughput divided by the base's throughput."""
+    """Checks that speed-up is the row's throughput divided by the base row's throughput."""
     for series in document.series:
         base = series.base("speedup", 1.0)
         for row in _others(series, base, "speedup", "throughput"):
@@ -28,7 +27,7 @@ def speedup_from_rates(document: Document) -> Iterator[AuditCheck]:
 
 
 def speedup_from_times(document: Document) -> Iterator[AuditCheck]:
-    """Checks that speed-up is the base's time divided by the row's, for equal amounts of work."""
+    """Checks that speed-up is the base row's time divided by the row's time, for the same work."""
     for series in document.series:
         base = series.base("speedup", 1.0)
         for name in ("epoch_s", "duration"):
@@ -41,10 +40,7 @@ def speedup_from_times(document: Document) -> Iterator[AuditCheck]:
 
 
 def speedup_from_work(document: Document) -> Iterator[AuditCheck]:
-    """Checks that speed-up is the row's rate divided by the base's, if rows state samples.
-
-    The rate is the number of samples divided by the duration.
-    """
+    """Checks that speed-up is the ratio of the two rows' rates, which are samples / time."""
     for series in document.series:
         base, works = series.base("speedup", 1.0), works_of(series, document)
         for row in _others(series, base, "speedup", "duration"):
@@ -123,10 +119,7 @@ def _others(series: Series, base: Row | None, *names: str) -> Iterator[Row]:
 
 
 def _same_work(row: Row, base: Row, name: str) -> bool:
-    """True if the times of both rows in column ``name`` are for the same work.
-
-    The work is an epoch for ``epoch_s``, else the samples or epochs that the column's header names.
-    """
+    """True if the headers say that the times of both rows are for the same amount of work."""
     if name == "epoch_s":
         return True
     work = [
@@ -148,7 +141,6 @@ def _efficiency_of_rates(series: Series, row: Row) -> Iterator[AuditCheck]:
 
 
 def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
-    """Returns a row's base and its stated or implied speed-up; None if either is missing."""
     base = series.base("speedup", 1.0)
     if base is None or base is row or base.ranks >= row.ranks:
         return None
@@ -163,11 +155,10 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 
 
 def _rounded(share: Span) -> tuple[float, float, float]:
-    """Returns the lower bound, the value and the upper bound of a parallel share.
+    """Returns lower bound, value and upper bound of a parallel share.
 
-    ``share`` extends further up than down, as for any figure that a program may have truncated. But
-    a report's author chooses the parallel share, and authors round such figures. So the result
-    extends equally far both ways, up to 1 at most.
+    ``share`` is the interval of a truncated number. Authors choose the parallel share, and do not
+    truncate it.
     """
     half = share.value - share.low
     return share.low, share.value, min(1.0, share.value + half)
@@ -178,7 +169,7 @@ def _amdahl(share: float, ranks: int) -> float:
 
 
 _SECONDS_PER_HOUR = 3600.0
-#: Numbers of ranks per machine that are tried, as the price may be per machine.
+#: Numbers of ranks per machine to try, because the price may be per machine.
 _MACHINES = (2, 4, 8, 16)
 
 
@@ -196,7 +187,7 @@ def cost_total(document: Document) -> Iterator[AuditCheck]:
 
 
 def cost_per_unit(document: Document) -> Iterator[AuditCheck]:
-    """Checks that cost per sample or epoch is the cost divided by the samples or epochs."""
+    """Checks that the cost per sample or per epoch agrees with the total cost."""
     for series in document.series:
         for row in series.rows:
             if not row.ranks or not has(row, "cost", "unit_cost"):
@@ -214,7 +205,7 @@ def cost_per_unit(document: Document) -> Iterator[AuditCheck]:
 
 
 def cost_efficiency(document: Document) -> Iterator[AuditCheck]:
-    """Checks that cost efficiency is the base's cost divided by the row's cost."""
+    """Checks that cost efficiency is the base row's cost divided by the row's cost."""
     for series in document.series:
         base = series.base("cost_efficiency", 1.0)
         for row in series.rows:
@@ -242,12 +233,12 @@ def _total(row: Row, document: Document, per_machine: float) -> AuditCheck | Non
     return check(row, "cost", text, hours * price.span * exact(machines), "$")
 
 
-#: The loss of efficiency may exceed the stated overhead by this much; that counts as noise.
+#: The loss of efficiency may exceed the stated overhead by this much, because of noise.
 _NOISE = 0.03
 
 
 def repeated_overhead(document: Document) -> Iterator[AuditCheck]:
-    """Checks that all statements of the report's communication overhead are equal."""
+    """Checks that the report states the same communication overhead everywhere."""
     stated = document.facts.get("overhead", ())
     for later in stated[1:]:
         implied = Quote(f"overhead {cited(stated[0])}", stated[0].span)
@@ -265,9 +256,9 @@ def repeated_scaling(document: Document) -> Iterator[AuditCheck]:
 
 
 def overhead_against_efficiency(document: Document) -> Iterator[AuditCheck]:
-    """Checks that an overhead is at least 1 minus the efficiency of each row.
+    """Checks that the overhead is at least 1 minus the efficiency of each row.
 
-    Only an overhead that the document states once, for all rows, is checked.
+    Checks nothing if the document states several overheads.
     """
     stated = document.facts.get("overhead", ())
     if len(stated) != 1:

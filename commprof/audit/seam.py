@@ -1,4 +1,4 @@
-"""What the audit adds to commprof's command line; ``commprof.satellites`` loads this module."""
+"""The audit's command in commprof's command line; ``commprof.satellites`` loads this module."""
 
 from __future__ import annotations
 

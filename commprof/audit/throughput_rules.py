@@ -8,7 +8,7 @@ from commprof.audit.checks import AuditCheck, Quote, best_reading, check, cited,
 from commprof.audit.document import Document, Row, Series
 from commprof.audit.figure import Span, StatedFigure, exact
 
-#: A description of an amount of work, and its number of samples.
+#: Description of an amount of work, and the number of samples in it.
 Work = tuple[str, Span]
 
 
@@ -38,11 +38,10 @@ def from_work(document: Document) -> Iterator[AuditCheck]:
 
 
 def works_of(series: Series, document: Document) -> dict[int, Work]:
-    """Returns the samples processed in the measured time, by world size.
+    """Returns the number of samples that were processed in the measured time, by world size.
 
-    The samples are computed from the batches; without batches, the samples that a row states are
-    used. A batch may be for one rank or for all ranks, and stated samples may be for one epoch or
-    for all epochs: the interpretation that agrees with most rows is used.
+    A batch may be for one rank or for all ranks, and samples may be for one epoch or for all
+    epochs. The interpretation that agrees with most rows is used.
     """
     rows = [row for row in series.rows if row.ranks and has(row, "duration")]
     batches = [
@@ -65,7 +64,7 @@ def has(row: Row, *names: str) -> bool:
 def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
     """Returns the samples of all ranks in one iteration; None if no batch is stated.
 
-    per_rank: what a plain "batch" means: the batch of one rank (True), or of all ranks (False).
+    per_rank: True if a plain "batch" is the batch of one rank, False if it is that of all ranks.
     """
     figure: StatedFigure | None
     for figure in (row.figures.get("rank_batch"), document.fact("rank_batch")):
@@ -95,7 +94,6 @@ def _agreeing(rows: Sequence[Row], works: dict[int, Work]) -> int:
 def _from_latency(
     row: Row, document: Document, per_rank: bool, accumulated: bool
 ) -> AuditCheck | None:
-    """Compares throughput with latency; ``accumulated``: an iteration has several batches."""
     batch = global_batch(row, document, per_rank)
     times = row.figures.get("accumulation") or document.fact("accumulation")
     if batch is None or (accumulated and times is None):
@@ -139,14 +137,14 @@ def _samples(row: Row, document: Document, per_epoch: bool) -> Work | None:
     return f"{text} x {cited(epochs)} epochs", total * epochs.span
 
 
-#: A first epoch that took longer than this multiple of the later ones includes warm-up.
+#: A first epoch includes warm-up if it took more than this times the mean of the later epochs.
 _WARMUP = 1.25
 #: Parts of the mean step in a result of commprof.
 _PARTS = ("data_ms", "forward_ms", "backward_ms", "exposed_ms", "optimizer_ms", "other_ms")
 
 
 def warmup_inside(document: Document) -> Iterator[AuditCheck]:
-    """Checks that a first epoch with warm-up is part of neither the total nor the mean."""
+    """Checks that the total and the mean leave out a first epoch that includes warm-up."""
     for row in _rows(document):
         times = row.epoch_times
         if len(times) < 2:
@@ -163,7 +161,7 @@ def warmup_inside(document: Document) -> Iterator[AuditCheck]:
 
 
 def ranks_in_turn(document: Document) -> Iterator[AuditCheck]:
-    """Checks that the elapsed time is not the sum of the ranks' times, which must overlap."""
+    """Checks that the elapsed time is not the sum of the ranks' times."""
     for row in _rows(document):
         if len(row.rank_times) < 2 or not has(row, "elapsed"):
             continue
@@ -205,7 +203,7 @@ def epochs_of_total(document: Document) -> Iterator[AuditCheck]:
 def changing_work(document: Document) -> Iterator[AuditCheck]:
     """Checks that the batch per rank or the global batch is the same in all rows of a series.
 
-    Applies to series that state a speed-up or an efficiency.
+    Only series that state a speed-up or an efficiency are checked.
     """
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, _batch_of(row))]
@@ -216,7 +214,7 @@ def changing_work(document: Document) -> Iterator[AuditCheck]:
         if len({b * n for n, b in batches.items()}) == 1 or has(first, "global_batch"):
             continue  # strong scaling
         if not has(first, "rank_batch") and len({b / n for n, b in batches.items()}) == 1:
-            continue  # weak scaling: the batches are global, and grow with the ranks
+            continue  # weak scaling: the global batch grows with the number of ranks
         for row in rows[1:]:
             name = _batch_of(row)
             first_batch = first.figures[_batch_of(first)]
@@ -235,10 +233,9 @@ def parts_of_step(document: Document) -> Iterator[AuditCheck]:
 
 
 def _first_is_in(row: Row, later: Span) -> str:
-    """Names the stated figure that includes the first epoch's time; empty if none does.
+    """Returns the name of the figure that includes the first epoch's time; empty if none does.
 
-    later: mean time of the later epochs. A stated time per epoch that agrees with this mean does
-        not include the first epoch.
+    ``later`` is the mean time of the later epochs.
     """
     total = _sum(row.epoch_times)
     if has(row, "duration") and row.figures["duration"].span.meets(total):

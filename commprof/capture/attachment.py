@@ -1,8 +1,8 @@
 """``commprof.attach(ddp)``: times a DDP model's gradient buckets, and runs hooks or compressors.
 
 With a communication hook, DDP divides its gradients in a separate pass, which takes 1 to 3 % of a
-step. So commprof registers its hook only if it has to run another hook or a compressor; otherwise
-it observes buckets without a hook where possible.
+step. So commprof registers a hook only to run another hook or a compressor. Otherwise commprof
+observes the buckets without a hook, if possible.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ from commprof.errors import CommprofError
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]
 
-#: For each model that has an attachment, the names of the model's inner hooks, in order of first
-#: use. Written to the trace's metadata.
+#: For each model with an attachment: names of the model's inner hooks, in order of first use.
 _hooks: list[list[str]] = []
-#: Name of the attribute in which a model holds its attachment.
 _HELD = "_commprof_attachment"
 
 
 class Attachment:
     """commprof's observer or hook in one DDP model.
 
-    DDP never removes commprof's hook. commprof's hook calls an inner hook, which can be replaced:
-    the script's own hook, a compressor, or the mean all-reduce.
+    DDP never removes a hook. So commprof's hook calls an inner hook, which can be replaced: the
+    script's own hook, a compressor, or the mean all-reduce.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -56,9 +54,9 @@ class Attachment:
         self._compressor: HookEngine | None = None
         self._running: RunningEngine | None = None
         self._mean = True  # True if the inner hook is DDP's own mean all-reduce
-        self._divisor = 0  # number of ranks that the mean divides by; 0: all
-        #: Objects, such as connections, that each compressor of this model leaves to the next one;
-        #: None before the first compressor.
+        self._divisor = 0  # number of ranks by which the mean divides; 0 for all
+        #: Objects, such as connections, that all compressors of this model share; None before the
+        #: first compressor.
         self._shared: Any = None
         _hooks.append(self._names)
         # A hook that the user registers later becomes the inner hook.
@@ -80,7 +78,7 @@ class Attachment:
     def bucket_hook(self) -> Any:
         """commprof's hook in the model's reducer; registered at the first access.
 
-        The first access must be made between two steps, the same two on every rank.
+        All ranks must make the first access between the same two steps.
         """
         if not self._is_hooked:
             hook = bucket_hook_of(self._ddp)
@@ -96,7 +94,7 @@ class Attachment:
     def shared(self, engine: HookEngine) -> Any:
         """Returns objects, such as connections, that the model's compressors share.
 
-        If no earlier compressor has made these objects, ``engine`` makes them.
+        At the first call, ``engine`` makes these objects.
         """
         if self._shared is None:
             self._shared = engine.shared_of(self._ddp)
@@ -105,9 +103,8 @@ class Attachment:
     def use_bucket_hook(self, bucket_hook: Any) -> None:
         """Sets :attr:`bucket_hook` after the model's DDP reducer was replaced.
 
-        ``bucket_hook`` is commprof's hook in the new reducer, made by ``bucket_hook_of``. Call this
-        method between steps, and only if :attr:`compressor` is None. The inner hook that
-        ``bucket_hook`` calls does not change.
+        ``bucket_hook`` is commprof's hook in the new reducer. Call this method between steps, and
+        only if :attr:`compressor` is None.
         """
         assert self._compressor is None
         bucket_hook.recording = self.bucket_hook.recording
@@ -116,16 +113,12 @@ class Attachment:
     def set_hook(self, hook: Hook | HookEngine | None, state: Any = None) -> None:
         """Replaces the inner hook that commprof's hook calls; None is DDP's own mean all-reduce.
 
-        Call it between steps and on every rank at the same step. A compressor that is replaced
-        loses its residuals; to keep them, call ``state_dict()`` before and ``load_state_dict()``
-        after.
+        Call this method on all ranks between the same two steps. A replaced compressor loses its
+        residuals; ``state_dict()`` and ``load_state_dict()`` can save and restore them.
 
         Raises:
-            CommprofError: the ranks differ in compressor or parameters, the compressor works in
-                another model, the native module is missing and the compressor needs it, or the
-                compressor cannot load the state that was passed to its ``load_state_dict()`` before
-                this call. In the last case, and if the compressor cannot connect to the other
-                ranks, :attr:`compressor` is None afterwards.
+            CommprofError: the compressor cannot start, for example because the ranks differ in
+                compressor or parameters. :attr:`compressor` may be None afterwards.
         """
         if isinstance(hook, HookEngine):
             self._compress(hook)
@@ -161,14 +154,12 @@ class Attachment:
         self._compressor, self._running = compressor, running
 
     def _release(self) -> None:
-        """Stops the compressor that has been replaced, if the replaced hook was a compressor."""
         if self._compressor is not None and self._running is not None:
             self._compressor.unbind()
             self._running.stop()
         self._compressor = self._running = None
 
     def _note(self, hook: Hook | HookEngine | None) -> None:
-        """Adds the hook's name to the trace's metadata when this model first uses the hook."""
         name = _name(hook)
         if name not in self._names:
             self._names.append(name)
@@ -185,10 +176,7 @@ class Attachment:
         self._buckets.recording = False
 
     def _divide_by(self, ranks: int) -> None:
-        """Sets the number of ranks by which the mean all-reduce divides the sum of gradients.
-
-        0: all ranks. Within ``ddp.join()``, DDP may divide by fewer; see :func:`_follow_joins`.
-        """
+        """Sets the divisor of the mean all-reduce, see :func:`_follow_joins`; 0 for all ranks."""
         if not self._mean:
             if ranks:
                 _warn_of_join()
@@ -199,7 +187,6 @@ class Attachment:
             self._divisor = ranks
 
     def _register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Replaces ``ddp.register_comm_hook``; may be called once, like the original."""
         self._ddp._check_comm_hook(hook)
         if self._ddp._comm_hooks:
             raise RuntimeError("register_comm_hook can only be called once per model")
@@ -214,10 +201,10 @@ class Attachment:
 
 
 class _Held:
-    """Holds an attachment in an attribute of its model, so that it lives as long as the model.
+    """Holds an attachment in an attribute of its model.
 
-    The holder is copied and pickled as None: a copy of the model has no hook, and commprof may not
-    be installed where a pickled model is loaded.
+    A holder is copied and pickled as None: a copy of the model has no hook, and commprof may not be
+    installed where a pickled model is loaded.
     """
 
     def __init__(self, attachment: Attachment) -> None:
@@ -229,7 +216,7 @@ class _Held:
 
 @functools.cache
 def _redirect_register_comm_hook() -> None:
-    """Patches DDP so that a hook registered with an attached model goes to the attachment."""
+    """Patches DDP, so that the attachment of a model receives hooks that the script registers."""
     original = DistributedDataParallel.register_comm_hook
 
     @functools.wraps(original)
@@ -247,9 +234,8 @@ def _redirect_register_comm_hook() -> None:
 def _follow_joins() -> None:
     """Patches ``ddp.join()`` so that commprof's mean all-reduce divides by the same number as DDP.
 
-    With ``divide_by_initial_world_size=False`` DDP divides by the number of ranks that have not
-    joined yet. DDP counts these ranks with an all-reduce in each forward pass, and does not pass
-    the number to hooks.
+    With ``divide_by_initial_world_size=False``, DDP divides by the number of ranks that have not
+    joined yet. DDP counts these ranks in each forward pass, but does not pass the number to hooks.
     """
     original = Join.notify_join_context
 
@@ -270,7 +256,7 @@ def _follow_joins() -> None:
 
 def _mean_over(ranks: int, group: Any) -> Hook:
     def hook(_: Any, bucket: Any) -> Any:
-        # Multiplies by the reciprocal, as DDP does, so that the bits are the same.
+        # Multiplies by the reciprocal, as DDP does, so that the results have the same bits.
         work = group.allreduce([bucket.buffer().mul_(1.0 / ranks)])
         return work.get_future().then(lambda done: done.value()[0])
 
@@ -292,24 +278,20 @@ def attach(
 ) -> Attachment:
     """Records when each gradient bucket of ``ddp`` is ready, launched and completed.
 
-    Collectives are recorded without this call. The call adds to the trace the times and index of
-    each bucket and a hash of its parameters' shapes. It can also run a hook or compressor in the
-    model. If ``hook`` is None and the native module is there, no hook is registered, and DDP works
-    as without commprof. With a hook, DDP no longer divides while it copies: dividing takes one more
-    pass over the gradients.
+    Collectives are recorded without this call. The call adds the gradient buckets to the trace, and
+    can run a hook or a compressor in the model. With a hook, DDP divides the gradients in a
+    separate pass, which takes additional time.
 
     Args:
         ddp: the model, before its first backward pass.
-        hook: a hook to run as ``ddp.register_comm_hook(state, hook)`` would run it; or one of
-            ``commprof.compressors``: then all ranks must call this together. None is DDP's own mean
-            all-reduce.
+        hook: a communication hook of DDP, or one of ``commprof.compressors``. All ranks must attach
+            a compressor together. None is DDP's own mean all-reduce.
         state: first argument of ``hook``.
 
     Raises:
-        CommprofError: ``ddp`` is not a DDP model, or already has a communication hook, or has no
-            gradient buckets; or the ranks do not agree on the compressor; or a ``COMMPROF_``
-            variable has a value that is not valid. In the last two cases, ``attach`` may be
-            called again for the model.
+        CommprofError: ``ddp`` is not a DDP model, already has a communication hook, or has no
+            gradient buckets; the ranks do not agree on the compressor; or a ``COMMPROF_`` variable
+            is not valid.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(
@@ -339,11 +321,11 @@ def attach(
 
 @functools.cache
 def _say_if_unrecorded() -> None:
-    """Makes rank 0 print at the end of its process that nothing is recorded, if no capture ran."""
+    """If no capture runs, makes rank 0 print this when its process ends."""
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def at_end() -> None:
-        # imported here, because that module imports modules that import this one
+        # imported here to avoid a cycle of imports
         from commprof.capture.profiler import recorded_anything
 
         if rank == 0 and not recorded_anything():
@@ -357,10 +339,10 @@ def _say_if_unrecorded() -> None:
 
 
 def _observed(ddp: DistributedDataParallel) -> Any:
-    """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
+    """Returns an observer of the model's buckets; None if a hook is needed to observe them."""
     native = _native.native
     # commprof reads the buckets at the end of the backward pass. With this option, torch 2.15 frees
-    # them before that.
+    # the buckets earlier.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 
@@ -368,8 +350,8 @@ def _observed(ddp: DistributedDataParallel) -> Any:
 def bucket_hook_of(ddp: DistributedDataParallel) -> Any:
     """Registers a new hook of commprof with the model's current reducer, and returns the hook.
 
-    The reducer must have no hook yet. The hook is a ``BucketHook`` of the native module, or, if
-    that module is missing, a ``PythonBucketHook``.
+    The reducer must have no hook yet. Without the native module, the hook is a
+    ``PythonBucketHook``, else a ``BucketHook``.
     """
     native = _native.native
     if native is not None:

@@ -35,8 +35,8 @@ from commprof.capture.recorder import Marker
 from commprof.capture.step_finder import StepFinder
 from commprof.trace.schema import SAMPLES_UNKNOWN
 
-#: True while ``torch.compile`` traces the caller. ``torch.compiler.is_compiling()`` is True during
-#: ``torch.export`` as well, but takes a thousand instructions, several times in each step.
+#: True while ``torch.compile`` traces the caller. ``torch.compiler.is_compiling()`` is not used,
+#: because it takes a thousand instructions.
 _traced = torch.compiler.is_dynamo_compiling
 
 
@@ -57,10 +57,9 @@ class AutoPhases:
             markers: the marker of each phase, by phase name.
             finder: is notified of updates and backward passes, which may end a step.
             called: is called with a DDP model after each of its forward passes.
-            updating: is called with an optimizer before each of its updates that is not compiled.
-            loaded: is called after each request of a batch, outside of the phase, with the
-                DataLoader's iterator, the batch (None if there is none left), and the time of the
-                request in ns.
+            updating: is called with an optimizer before each of its updates, except compiled ones.
+            loaded: is called after each request of a batch, with the DataLoader's iterator, the
+                batch (None if there is none left), and the time of the request in ns.
         """
         self._markers = markers
         self._loaded = loaded
@@ -73,8 +72,8 @@ class AutoPhases:
         self._updating = updating if updating is None else uncompiled(updating, callees=True)
         self._patches = Patches()
         self._installed = False
-        #: Records the forward passes of FSDP's modules. The script may import FSDP at any time,
-        #: so ``sharded.poll()`` is called after each step until it has found FSDP.
+        #: Records the forward passes of FSDP's modules. The script may import FSDP at any time, so
+        #: the caller must call ``sharded.poll()`` after each step.
         self.sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
@@ -153,14 +152,12 @@ class AutoPhases:
         around: Callable[..., AbstractContextManager[None]] | None = None,
         after: Callable[[Any], None] | None = None,
     ) -> None:
-        """Wraps ``owner.name`` in ``marker`` and, if given, in the context ``around(*args)``.
+        """Makes each call of ``owner.name`` a phase, within the context ``around(*args)`` if given.
 
-        ``after``, if given, is called after the phase has ended, with the first argument of the
-        call (the object whose method was called).
+        ``after`` is called after the phase, with the object whose method was called.
         """
         original = original_of(getattr(owner, name))
-        # Looked up only once: every step calls ``marked``, in which each further look-up or frame
-        # costs hundreds of instructions.
+        # Looked up only once, because each look-up in ``marked`` costs hundreds of instructions.
         begin, end = marker.begin, marker.end
 
         @wraps(original)
@@ -192,27 +189,22 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Returns a function that takes the arguments of ``GradScaler.step``.
-
-    It passes the optimizer among them to ``finder.scaling``, and returns the context that results.
-    """
-
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)
 
     return around
 
 
-#: Largest number of tensors and containers in a batch whose samples are counted.
+#: Samples are not counted in batches with more tensors and containers than this.
 _MOST_ITEMS = 256
 
 
 def samples_read(iterator: Any, batch: Any) -> int:
     """Returns the number of samples in a DataLoader's batch; SAMPLES_UNKNOWN if not known.
 
-    The number is the common length of the batch's tensors in dimension 0. It is known only with
-    automatic batching, and only in three cases: torch's own collation made the batch; the length is
-    the loader's ``batch_size``; or the length is smaller and the batch is the epoch's last.
+    The number is the length of the batch's tensors in dimension 0, and is known only with automatic
+    batching. If the script's own function collated the batch, this length must also fit the
+    loader's ``batch_size``.
     """
     try:
         length = _common_length(batch)
@@ -230,7 +222,6 @@ def samples_read(iterator: Any, batch: Any) -> int:
 
 
 def _common_length(batch: Any) -> int | None:
-    """Returns the common length of a batch's tensors in dimension 0; None if there is none."""
     length: int | None = None
     items = [batch]
     for _ in range(_MOST_ITEMS):
@@ -252,7 +243,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def outside(marker: Marker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """Wraps the closure passed to ``Optimizer.step``, so that the phase pauses while it runs.
+    """Wraps the closure of ``Optimizer.step``, so that the phase pauses while the closure runs.
 
     Args:
         marker: marker of the optimizer's phase.
@@ -281,8 +272,7 @@ def _leaving(marker: Marker, closure: Callable[[], Any]) -> Callable[[], Any]:
     return left
 
 
-#: FSDP's package, which this module does not import: most scripts do not use FSDP, and the import
-#: takes time.
+#: FSDP's package, which this module does not import, because the import takes time.
 FSDP = "torch.distributed.fsdp"
 _CLASS, _FLAT_CLASS = "FSDPModule", "FullyShardedDataParallel"
 
@@ -291,19 +281,15 @@ class ShardedForward:
     """Records the forward passes of FSDP's modules once the script has imported FSDP."""
 
     def __init__(self, marker: Marker, patches: Patches) -> None:
-        """``marker`` records forward phases; ``patches`` replaces and restores ``__call__``."""
         self._marker = marker
         self._patches = patches
-        #: True until FSDP was found.
+        #: True until ``poll`` finds FSDP.
         self.pending = True
         #: True once FSDP1 has run a forward pass of training.
         self.is_flat = False
 
     def poll(self) -> None:
-        """Starts recording if the script has imported FSDP and FSDP has ``FSDPModule``.
-
-        Else does nothing.
-        """
+        """Starts recording if the script has imported FSDP; otherwise does nothing."""
         package = sys.modules.get(FSDP)
         owner = getattr(package, _CLASS, None)
         if owner is None:
@@ -319,7 +305,6 @@ class ShardedForward:
         self.pending = True
 
     def _marked_flat(self, owner: type) -> Any:
-        """Returns a replacement for FSDP1's ``forward`` that marks a phase around the original."""
         original = original_of(owner.forward)  # type: ignore[attr-defined]
         begin, end = self._marker.begin, self._marker.end
 
@@ -338,11 +323,11 @@ class ShardedForward:
 
 
 def _marked(owner: type, marker: Marker) -> Any:
-    """Returns a ``__call__`` for ``owner`` that marks a phase around the inherited ``__call__``."""
+    """Returns the inherited ``__call__`` of ``owner`` with a phase around it."""
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         inherited = super(owner, module).__call__  # type: ignore[arg-type]
-        if _traced():  # a compiler traces this call, and a phase must not get into the graph
+        if _traced():
             return inherited(*args, **kwargs)
         marker.begin()
         try:
@@ -350,7 +335,6 @@ def _marked(owner: type, marker: Marker) -> Any:
         finally:
             marker.end()
 
-    # At a graph break the compiler skips torch.nn's own __call__, and compiles the functions that
-    # this __call__ calls. ``uncompiled`` makes the compiler skip FSDP's __call__ in the same way.
-    # Inside a graph the compiler traces both.
+    # At a graph break, the compiler skips torch.nn's own __call__. ``uncompiled`` makes the
+    # compiler skip this __call__ in the same way.
     return uncompiled(call)

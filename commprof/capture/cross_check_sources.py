@@ -1,6 +1,6 @@
-"""Figures from other sources during capture: Linux's byte counts per interface, and DDP's log.
+"""Reads figures of other sources during capture: Linux's byte counters and DDP's log.
 
-The figures are written to the trace, so that a report can compare them with commprof's records.
+A report compares these figures with commprof's records.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from commprof.trace.run.processes import link_of
 
 _COUNTERS = Path("/proc/self/net/dev")
 _CLASS_NET = Path("/sys/class/net")
-#: Indices of the received and the sent bytes in the columns that follow an interface's name.
+#: Columns of received and sent bytes, counted from 0 after the interface's name.
 _RECEIVED, _SENT = 0, 8
-#: Keys that are copied from DDP's log: the setup of the DDP model, and mean times in ns over the
-#: iterations that DDP sampled.
+#: Keys that are copied from DDP's log. Times are means in ns over the iterations that DDP samples.
 _DDP_KEYS = (
     *("module_name", "backend_name", "bucket_sizes", "rebuilt_bucket_sizes", "iteration"),
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),
@@ -34,25 +33,21 @@ _DDP_KEYS = (
     *("broadcast_buffers", "has_sync_bn", "find_unused_parameters", "unused_parameter_size"),
     *("static_graph", "num_parameter_tensors", "bucket_cap_bytes", "gradient_as_bucket_view"),
 )
-#: Keys for the bytes of parameters that an iteration did not use: the value in the newest log, and
-#: the largest and the smallest value in any log.
+#: DDP's key for the bytes of parameters that an iteration did not use. commprof adds two keys: for
+#: the largest and the smallest value of all logs.
 _UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
 _LEAST_UNUSED = "least_unused_parameter_size"
-#: Numbers of forward passes from one read of a model's DDP log to the next. The first read is in
-#: the first pass; the last number repeats. DDP updates its log in its first ten iterations, and
-#: then in one of every hundred; reading the log takes longer than recording a step.
+#: Numbers of forward passes between two reads of a model's DDP log; the last number repeats. DDP
+#: updates its log in its first ten iterations, and then in every hundredth iteration.
 _PASSES_TO_NEXT_READ = (1, 1, 2, 4, 2, 90, 100)
-#: Maximum number of models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32
 
 
 @dataclass(slots=True)
 class _Called:
-    """A DDP model that was trained, with its latest log.
+    """A trained DDP model and its latest log.
 
-    The log is read from time to time, because the model may no longer exist when capture stops, for
-    example if a function or a cross-validation loop made the model. If the model is deleted after
-    four to ten iterations, the log may lack the last few iterations.
+    The log is read from time to time, because the model may be deleted before capture stops.
     """
 
     model: Callable[[], DistributedDataParallel | None]
@@ -61,17 +56,14 @@ class _Called:
     passes_to_read: int = 1
     """Number of forward passes until the log is read next."""
     reads: int = 0
-    """Number of forward passes in which the log was read."""
 
     def read_in_pass(self, model: DistributedDataParallel) -> None:
-        """Reads the model's log in a forward pass, and notes when to read it next."""
         gaps = _PASSES_TO_NEXT_READ
         self.passes_to_read = gaps[min(self.reads, len(gaps) - 1)]
         self.reads += 1
         self.read(model)
 
     def read(self, model: DistributedDataParallel) -> None:
-        """Reads DDP's log of the model; the parts that do not change are read only once."""
         before = self.log
         if before is None:
             self.log = ddp_log(model)
@@ -92,7 +84,6 @@ class CrossCheckSources:
             weakref.WeakKeyDictionary()
         )
         self._called: list[_Called] = []
-        #: The model that was called last.
         self._latest: _Called | None = None
         self._counting_from: dict[str, tuple[int, int]] | None = None
         self._counted: dict[str, tuple[int, int]] = {}
@@ -101,8 +92,8 @@ class CrossCheckSources:
     def start(self, recorder: Recorder) -> None:
         """Starts counting bytes, and writes the network namespace into the trace.
 
-        The namespace is written now because ranks of the same network namespace share a host, and
-        the trace of a killed rank must tell its host too.
+        The namespace identifies the host. It is written now, so that the trace of a killed rank
+        has it.
         """
         self._begin_ns = time.monotonic_ns()
         _write(recorder, self._opening())
@@ -110,7 +101,7 @@ class CrossCheckSources:
         self._counting_from = interface_bytes()
 
     def set_enabled(self, on: bool) -> None:
-        """Starts or stops counting bytes; bytes that pass while capture is off are not counted."""
+        """Starts or stops counting bytes."""
         if on == (self._counting_from is not None):
             return
         now = interface_bytes()
@@ -149,7 +140,6 @@ class CrossCheckSources:
         _write(recorder, closing)
 
     def _opening(self) -> dict[str, Any]:
-        """Returns the figures that are known when capture starts."""
         return {
             "begin_monotonic_ns": self._begin_ns,
             "network_namespace": link_of("/proc/self/ns/net"),
@@ -161,8 +151,8 @@ class CrossCheckSources:
         return [model for model in found if model is not None]
 
     def note(self, model: DistributedDataParallel) -> None:
-        """Notes a forward pass of a model that trains, or has trained before."""
-        # Every step runs this: a model that is called again must cost few instructions.
+        """Counts a forward pass of a DDP model, and sometimes reads the model's log."""
+        # This runs in every step, so it must be fast if the model is the same as before.
         called = self._latest
         if called is None or called.model() is not model:
             called = self._entry(model)
@@ -174,7 +164,6 @@ class CrossCheckSources:
             called.read_in_pass(model)
 
     def _entry(self, model: DistributedDataParallel) -> _Called | None:
-        """Returns a model's entry, made when the model first trains; None if it has no entry."""
         called = self._models.get(model)
         trains = model.training and torch.is_grad_enabled()
         if called is None and trains and len(self._called) < _MOST_MODELS:
@@ -184,15 +173,11 @@ class CrossCheckSources:
 
 
 def _write(recorder: Recorder, sources: dict[str, Any]) -> None:
-    """Writes the figures into the trace, in place of any written before."""
     recorder.add_metadata(json.dumps({"cross_check_sources": sources}))
 
 
 def interface_bytes() -> dict[str, tuple[int, int]]:
-    """Returns the bytes received and sent since boot, by interface of this network namespace.
-
-    Empty if the kernel's counters cannot be read.
-    """
+    """Returns each interface's received and sent bytes since boot; empty if they are unknown."""
     try:
         lines = _COUNTERS.read_text().splitlines()[2:]
     except OSError:
@@ -206,11 +191,9 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 
 
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
-    """Reads a model's DDP log and gradient sizes; None if DDP gives no log.
+    """Reads a model's DDP log and the sizes of its gradients; None if DDP gives no log.
 
-    The log refers to gradients by indices, which were assigned when the DDP model was made. If
-    parameters have been frozen or unfrozen since then, these indices no longer fit the sizes, so
-    the sizes are left out.
+    The sizes are left out if parameters were frozen or unfrozen after the DDP model was made.
     """
     log = _log_now(model)
     if log is None:
@@ -232,22 +215,18 @@ def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
             "own_exchange": _own_exchange(model, log),
         }
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
-        return None  # the log's functions are private to torch, and may be removed
+        return None  # the method is private to torch, and may be removed
 
 
 def _group_name(model: DistributedDataParallel) -> str | None:
-    """Returns c10d's name of the model's group; None if it has no name, like torchft's groups."""
     try:
         return str(model.process_group.group_name)
     except (RuntimeError, ValueError):
-        return None
+        return None  # torchft's groups have no name
 
 
 def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
-    """Returns the name of the hook or method that replaces DDP's all-reduce of its buckets.
-
-    Empty if DDP's own all-reduce runs.
-    """
+    """Returns what replaces DDP's all-reduce of its buckets; empty if nothing does."""
     if hook := log.get("comm_hook"):
         return f"the communication hook {hook}"
     if getattr(model, "mixed_precision", None) is not None:
@@ -258,7 +237,6 @@ def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
 
 
 def _number(interface: str, name: str) -> int:
-    """Reads a number that the kernel gives for an interface; 0 if it gives none."""
     try:
         return int((_CLASS_NET / interface / name).read_text())
     except (OSError, ValueError):
@@ -266,7 +244,6 @@ def _number(interface: str, name: str) -> int:
 
 
 def _leads_away(interface: str) -> bool:
-    """True if the interface has an IPv4 address and is neither loopback nor a bridge."""
     if interface == "lo" or (_CLASS_NET / interface / "bridge").exists():
         return False
     try:

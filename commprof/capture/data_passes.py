@@ -1,9 +1,8 @@
-"""Passes of the script over its DataLoaders: when they took place, and checksums of their data.
+"""Records the script's passes over its DataLoaders: their times, and checksums of their data.
 
-A checksum of the content of a pass's first batches goes into the trace, so that a report can
-compare the ranks. Indices of samples cannot be compared: if each rank reads its own files, equal
-indices mean different samples. So a batch that may hold only indices is not compared. If any part
-of the first batches is not compared, the trace says nothing about the content of the pass.
+A checksum covers the first batches of a pass, so that a report can compare the ranks' data. A pass
+has no checksum if one of these batches cannot be compared. A batch that may hold only indices of
+samples cannot be compared: if each rank reads its own files, equal indices mean different samples.
 """
 
 from __future__ import annotations
@@ -22,30 +21,27 @@ from torch.utils.data.distributed import DistributedSampler
 
 from commprof.capture.recorder import Recorder
 
-#: Largest number of passes that are noted, and of each pass's first batches that are compared.
+#: Maximum number of recorded passes, and number of batches of each pass in its checksum.
 _MOST_PASSES, _COMPARED = 1024, 4
-#: Largest number of parts of a batch, and of elements of a tensor, that enter a checksum.
+#: Maximum number of parts of a batch, and of elements of a tensor, in a checksum.
 _MOST_PARTS, _MOST_ELEMENTS = 64, 4096
 
 
 @dataclass
 class _Pass:
-    """One pass over a DataLoader, while it lasts."""
-
     sampler: int
     epoch: int
     seed: int
     begin_ns: int
-    #: Number of batches of a whole pass; 0 if it is not known.
+    #: Number of batches of a complete pass; 0 if unknown.
     length: int = 0
     end_ns: int = 0
     batches: int = 0
     checksum: int = 0
-    #: Checksums of the compared batches; None for a batch of which a part was not compared.
+    #: Checksums of the first batches; None for a batch that cannot be compared.
     contents: tuple[int | None, ...] = ()
 
     def add(self, content: int | None) -> None:
-        """Adds the checksum of a batch."""
         self.contents += (content,)
         if None in self.contents:
             self.checksum = 0
@@ -54,12 +50,12 @@ class _Pass:
 
     @property
     def differing(self) -> int:
-        """Number of different contents among the first batches; 0 if one has no checksum."""
+        """Number of distinct checksums in ``contents``; 0 if a batch has no checksum."""
         return 0 if None in self.contents else len(set(self.contents))
 
 
 class PassNotes:
-    """Notes passes over DataLoaders from :meth:`start` to :meth:`stop`."""
+    """Records passes over DataLoaders between :meth:`start` and :meth:`stop`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -69,15 +65,15 @@ class PassNotes:
         self._runs = False
 
     def start(self) -> None:
-        """Forgets the passes of an earlier capture, and notes passes from now on."""
+        """Drops the passes of an earlier capture, and starts recording new passes."""
         self._passes, self._runs = [], True
         self._open.clear()
 
     def stop(self) -> None:
-        """Writes the passes into the trace."""
+        """Stops recording, and writes the passes into the trace."""
         self._runs = False
         passes = [data_pass for data_pass in self._passes if data_pass.batches]
-        # On a full disk, the last free bytes are left for the trace's closing block.
+        # If the disk is full, its last bytes are kept for the block that closes the trace.
         if not passes or self._recorder.stats().write_errno:
             return
         noted = {
@@ -94,9 +90,10 @@ class PassNotes:
         self._recorder.add_metadata(json.dumps({"data_passes": noted}))
 
     def loaded(self, iterator: Any, batch: Any, begin_ns: int) -> None:
-        """Notes that a DataLoader's iterator returned ``batch``, or has ended if ``batch`` is None.
+        """Called when a DataLoader's iterator has returned a batch.
 
-        ``begin_ns``: when the script asked for the batch.
+        ``batch`` is None at the end of the iterator. ``begin_ns`` is the time at which the script
+        asked for the batch.
         """
         if not self._runs:
             return
@@ -112,8 +109,8 @@ class PassNotes:
                 current.end_ns = time.monotonic_ns()
                 del self._open[iterator]
             return
-        # With persistent workers, all passes have the same iterator. If the script left a pass
-        # early, the next one is recognised by its first batch.
+        # With persistent workers, all passes have the same iterator. So a first batch always begins
+        # a new pass, even if the script left the previous pass early.
         if current is None or iterator._num_yielded == 1:
             if len(self._passes) >= _MOST_PASSES:
                 self._open.pop(iterator, None)
@@ -127,10 +124,9 @@ class PassNotes:
         current.end_ns = time.monotonic_ns()
 
     def _sampler(self, sampler: Any) -> tuple[int, int, int]:
-        """Number, epoch and seed of a DistributedSampler that shuffles by its epoch; else zeros.
+        """Returns number, epoch and seed of a DistributedSampler that shuffles; else zeros.
 
-        Samplers are numbered from 1, in order of first use; the first epoch is 1. Instead of the
-        seed, which may be an integer of any size, its checksum is returned.
+        Numbers and epochs begin at 1. The seed may be a large integer, so its checksum is returned.
         """
         inner = getattr(sampler, "sampler", sampler)
         if not isinstance(inner, DistributedSampler) or inner.shuffle is not True:
@@ -143,17 +139,16 @@ class PassNotes:
 
 
 def _length(iterator: Any) -> int:
-    """Number of batches of a whole pass of an iterator; 0 if the data set does not tell it."""
     try:
         return max(0, len(iterator))
-    except Exception:  # iterable data sets have no length; that of a user's sampler may raise
+    except Exception:  # iterable data sets have no length, and a user's sampler may raise
         return 0
 
 
 def holds_samples(batch: Any) -> bool:
-    """False for a batch that may hold only indices: only integers, and no second dimension.
+    """False if the batch has only integers, in at most one dimension: these may be indices.
 
-    Only the first ``_MOST_PARTS`` parts are looked at.
+    Only the first ``_MOST_PARTS`` parts are checked.
     """
     items = [batch]
     for _ in range(_MOST_PARTS):
@@ -174,11 +169,10 @@ def holds_samples(batch: Any) -> bool:
 
 
 def checksum(batch: Any) -> int | None:
-    """Checksum of a batch's tensors, arrays, numbers and texts; None if any part is not compared.
+    """Returns a checksum of a batch; None if any part of the batch cannot be compared.
 
-    Of a large tensor, only elements at equal distances count; see ``_elements``. A part is not
-    compared if it is another kind of object, a tensor on a device, a long text, or not among the
-    first ``_MOST_PARTS`` parts.
+    Only tensors in host memory, NumPy arrays, numbers and short texts can be compared. A batch of
+    more than ``_MOST_PARTS`` parts cannot be compared.
     """
     value, items, parts = 0, [batch], 0
     while items:
@@ -205,22 +199,20 @@ def checksum(batch: Any) -> int | None:
 
 
 def _elements(item: torch.Tensor | np.ndarray[Any, Any]) -> bytes | None:
-    """Bytes of at most ``_MOST_ELEMENTS`` elements at equal distances; the others are not copied.
+    """Returns the bytes of at most ``_MOST_ELEMENTS`` evenly spaced elements.
 
-    None for an array of Python objects, and for a tensor that NumPy cannot read: one that is on a
-    device, is not strided, requires a gradient, or has a type that NumPy lacks. Tensors are read by
-    NumPy, not by an operator of torch: the script may have entered a ``TorchDispatchMode``, which
-    would see the operator.
+    None for an array of Python objects, and for a tensor that NumPy cannot read. Tensors are read
+    by NumPy, because a ``TorchDispatchMode`` of the script would see an operator of torch.
     """
     if isinstance(item, torch.Tensor):
         if item.device.type != "cpu" or item.layout is not torch.strided:
             return None
         try:
             item = item.numpy()
-        except (RuntimeError, TypeError):  # it requires a gradient, or is of bfloat16
+        except (RuntimeError, TypeError):  # bfloat16, or a tensor that requires a gradient
             return None
     if item.dtype.hasobject:
         return None
-    # The flat iterator visits elements in order of their indices, whatever their order in memory.
+    # ``flat`` follows the indices, so the layout in memory does not matter.
     content: bytes = item.flat[:: -(-max(item.size, 1) // _MOST_ELEMENTS)].tobytes()
     return content

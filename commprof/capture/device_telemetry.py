@@ -1,10 +1,8 @@
-"""Utilisation, clock, power and throttling of this rank's GPU, read from NVML once a second.
+"""Reads utilisation, clock, power and throttling of this rank's GPU from NVML once a second.
 
-A separate thread queries the driver through nvidia-ml-py (the module ``pynvml``), if that is
-installed; the training thread only tells it, at the end of a step, which GPU to query. The figures
-are written to the trace when capture stops, and before that at growing intervals, so that a trace
-of days stays small. A figure that the driver does not support is left out. If NVML fails, sampling
-ends and training goes on.
+A separate thread queries the driver through nvidia-ml-py (the module ``pynvml``). The figures are
+written to the trace at growing intervals, and when capture stops. Figures that the driver does not
+support are left out.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ import torch.distributed as dist
 from commprof.capture.recorder import Recorder
 
 _PERIOD_S = 1.0
-#: The figures are written again when their samples have grown by at least this number, and by at
-#: least this fraction, since the last write. A killed rank loses the samples since the last write.
+#: The figures are written again after at least this many new samples. The new samples must also be
+#: at least this fraction of the earlier samples.
 _LEAST_MORE, _FRACTION_MORE = 30, 0.1
-#: NVML's nvmlClocksEventReason bits that mean that the clock is slower than the load demands.
+#: NVML's nvmlClocksEventReason bits of a clock that was slowed down, by cause.
 LIMITS = {
     "power": 0x4 | 0x80,  # SwPowerCap, HwPowerBrakeSlowdown
     "temperature": 0x20 | 0x40,  # SwThermalSlowdown, HwThermalSlowdown
@@ -34,7 +32,7 @@ LIMITS = {
 
 
 class TelemetrySampler:
-    """Samples one GPU from the first step that has used CUDA until ``stop``."""
+    """Samples this rank's GPU; begins after the first step in which CUDA is in use."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -43,17 +41,14 @@ class TelemetrySampler:
         self._recorder: Recorder | None = None
 
     def start(self, recorder: Recorder) -> None:
-        """Sets ``pending`` to True if sampling is possible; ``poll`` then starts sampling.
-
-        Sampling is not possible if torch was built without CUDA, or if nvidia-ml-py is missing.
-        """
+        """Prepares sampling; sets ``pending`` to True if torch has CUDA and ``pynvml`` exists."""
         self._recorder = recorder
-        # a new event: a thread that outlived stop() waits for the old one
+        # stop() may have given up on an earlier thread, which still uses the old event
         self._done = threading.Event()
         self.pending = torch.version.cuda is not None and _nvml() is not None
 
     def poll(self) -> None:
-        """Starts sampling once CUDA is in use; called by the training thread after a step."""
+        """Starts sampling if CUDA is in use; call it after a step."""
         if not torch.cuda.is_initialized():
             return
         self.pending = False
@@ -70,7 +65,7 @@ class TelemetrySampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops sampling, after the last figures are written to the trace."""
+        """Writes the last figures to the trace, and stops sampling."""
         self.pending = False
         self._done.set()
         if self._thread is not None:
@@ -100,22 +95,22 @@ class TelemetrySampler:
 
 
 def _gpu() -> int:
-    """Returns this rank's GPU: the one given to init_process_group, or else the current one."""
+    """Returns the index of the GPU given to init_process_group, or else of the current GPU."""
     if dist.is_available() and dist.is_initialized():
         given = getattr(dist.group.WORLD, "bound_device_id", None)
-        # The given device has an index, because torch refuses a device_id without an index.
+        # torch accepts only a device_id with an index
         if given is not None and given.type == "cuda":
             return int(given.index)
     return int(torch.cuda.current_device())
 
 
 def next_after(count: int) -> int:
-    """Returns the number of samples at which figures are written next, after ``count`` samples."""
+    """Returns the number of samples at the next write, if ``count`` is that at the last write."""
     return count + max(_LEAST_MORE, int(count * _FRACTION_MORE))
 
 
 class TelemetrySamples:
-    """Running statistics of the samples, in memory that does not grow with their number."""
+    """Running statistics of one GPU's samples."""
 
     def __init__(self, uuid: str, questions: dict[str, Callable[[], float]]) -> None:
         """``questions``: maps each figure's name to the function that reads the figure."""
@@ -127,7 +122,7 @@ class TelemetrySamples:
         self._limits_read = 0
 
     def ask(self, unsupported: type[Exception]) -> None:
-        """Samples every figure once; a figure that raises ``unsupported`` is not read again."""
+        """Reads each figure once; drops a figure whose function raises ``unsupported``."""
         self.count += 1
         for name, question in tuple(self._questions.items()):
             try:
@@ -149,7 +144,7 @@ class TelemetrySamples:
                 figure["most"] = max(figure["most"], value)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the statistics of the samples as they are written to the trace."""
+        """Returns the statistics in the form in which the trace has them."""
         figures = {
             name: {
                 "mean": figure["sum"] / figure["count"],
@@ -168,7 +163,6 @@ class TelemetrySamples:
 
 
 def _questions(nvml: ModuleType, device: Any) -> dict[str, Callable[[], float]]:
-    """Maps each figure's name, which holds the unit, to the function that reads the figure."""
     reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
         nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
     )

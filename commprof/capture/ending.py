@@ -16,9 +16,8 @@ _exit_line = ""
 class _Call(NamedTuple):
     """A call of ``sys.exit`` in the main thread.
 
-    ``line`` is the result of :func:`error_line` for the SystemExit that the call raised.
-    ``outermost`` is the outermost frame of the thread's stack, and ``instruction`` is the position
-    in that frame's bytecode at the time of the call.
+    ``line`` is the error line of the SystemExit. ``outermost`` is the outermost frame of the stack,
+    and ``instruction`` is the frame's position in its bytecode during the call.
     """
 
     line: str
@@ -30,12 +29,10 @@ _last_call: _Call | None = None
 
 
 def watch_exits() -> None:
-    """Wraps ``sys.exit`` to note its argument, which the interpreter hides from exit handlers.
+    """Wraps ``sys.exit`` to record its argument, which exit handlers cannot see.
 
-    If the script caught the exit and continued, :func:`unhandled` ignores the argument: the
-    script's outermost frame is then at another instruction than during the call. ``raise
-    SystemExit`` is not noted here; the C++ module writes the exit code to the trace when the
-    process ends.
+    ``raise SystemExit`` is not recorded here: the native module writes the exit code to the trace
+    when the process ends.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):
@@ -63,18 +60,18 @@ def _note_call(error: SystemExit) -> None:
 
 
 def exits(error: SystemExit) -> None:
-    """Notes the SystemExit that ends the script, which exit handlers cannot see."""
+    """Stores the error line of the SystemExit that ends the script."""
     global _exit_line
     _exit_line = error_line(error)
 
 
 def error_line(error: BaseException | None) -> str:
-    """Formats an exception as a traceback's last line; empty for None and for exit code 0."""
+    """Returns an exception's type and first line of text; empty for None and for exit code 0."""
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return ""
-        # torch's mp.spawn prints an exception and then exits with 1: the SystemExit has the
-        # exception as its context.
+        # torch's mp.spawn prints an exception and then calls sys.exit(1). The exception is the
+        # context of the SystemExit.
         cause = error.__context__
         if cause is not None and not isinstance(cause, SystemExit):
             return error_line(cause)
@@ -85,9 +82,9 @@ def error_line(error: BaseException | None) -> str:
 
 
 def unhandled() -> str:
-    """Returns :func:`error_line` of the exception that ends this process; empty without one.
+    """Returns the error line of the exception that ends this process; empty if there is none.
 
-    The caller must be an exit handler.
+    Call it in an exit handler.
     """
     # In a child process of multiprocessing, exit handlers run while the exception propagates. In
     # other processes the interpreter has printed the exception and stored it in sys.last_value.
@@ -96,6 +93,7 @@ def unhandled() -> str:
 
 
 def _line_of_last_call() -> str:
+    # If the frame is at another instruction, the script has caught the exit and continued.
     if _last_call is None or _last_call.outermost.f_lasti != _last_call.instruction:
         return ""
     return _last_call.line

@@ -1,11 +1,9 @@
-"""Long garbage collections of this process, which stop all of its Python threads.
+"""Records long garbage collections, which stop all Python threads of this process.
 
-Python collects garbage when enough objects were made. So ranks collect in different steps, and the
-other ranks wait each time. The times go into the trace when capture stops.
+If ranks collect garbage in different steps, the other ranks wait for each collection.
 
-A callback of the collector must not be Python code: a Ctrl-C during the collection would raise
-KeyboardInterrupt in the callback. The interpreter prints and ignores exceptions of such callbacks,
-so the program would run on.
+The collector's callback is native code. In a callback written in Python, a Ctrl-C would raise
+KeyboardInterrupt, and the interpreter would ignore the exception.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from commprof.capture.recorder import Recorder
 
 
 class GarbageCollections:
-    """Notes when this process collected garbage, from :meth:`install` to :meth:`remove`.
+    """Records garbage collections between :meth:`install` and :meth:`remove`.
 
     Does nothing without the native module.
     """
@@ -28,18 +26,18 @@ class GarbageCollections:
         self._spans: _native.native.GarbageSpans | None = None
 
     def install(self) -> None:
-        """Starts to note garbage collections."""
+        """Starts recording garbage collections."""
         if _native.native_error is None:
             self._spans = _native.native.GarbageSpans()
             gc.callbacks.append(self._spans)
 
     def remove(self) -> None:
-        """Stops noting garbage collections, and writes the noted ones into the trace."""
+        """Stops recording, and writes the recorded collections into the trace."""
         spans, self._spans = self._spans, None
         if spans is None or spans not in gc.callbacks:
             return
         gc.callbacks.remove(spans)
-        # On a full disk, the last free bytes are left for the trace's closing block.
+        # If the disk is full, its last bytes are kept for the block that closes the trace.
         if not spans.spans() or self._recorder.stats().write_errno:
             return
         begin, end = zip(*spans.spans(), strict=True)

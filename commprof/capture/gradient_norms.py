@@ -1,14 +1,11 @@
-"""Norms of this rank's own gradients, measured at a fixed interval of steps for the live metrics.
+"""Measures the norms of this rank's gradients in every n-th step, for the live metrics.
 
-In a measured step, a hook of each parameter computes the L2 norm of the parameter's gradient as
-soon as the gradient is accumulated, before DDP exchanges it. In other steps there are no hooks. A
-small file next to the trace holds the newest figures and the training time that measuring has cost
-so far.
+In a measured step, a hook of each parameter computes the L2 norm of the gradient before DDP
+exchanges the gradient. A small file next to the trace holds the newest figures, and the time that
+all measurements have cost.
 
-If measuring fails, it ends with a line on stderr, and training goes on.
-
-Under GradScaler these are the norms of scaled gradients; for sharded parameters (FSDP), the norms
-of this rank's shards.
+Under GradScaler, the gradients are scaled. Of sharded parameters (FSDP), only this rank's shards
+are measured.
 """
 
 from __future__ import annotations
@@ -32,15 +29,15 @@ _FILE_BYTES = 256
 
 
 class GradientNorms:
-    """Measures gradient norms with hooks, which :meth:`remove` removes."""
+    """Measures gradient norms with hooks of the parameters."""
 
     def __init__(self, every: int) -> None:
-        """Adds no hook yet; one step in ``every`` is measured, or none if ``every`` is 0."""
+        """``every``: one of this many steps is measured; 0: no step."""
         self._every = every
         self._fd = -1
         self._undo: list[Callable[[], None]] = []
         self._hooks: list[Any] = []
-        #: The optimizer whose parameters are measured: the first that updates.
+        #: The first optimizer that updates; its parameters are measured.
         self._optimizer: weakref.ref[Any] | None = None
         self._norms: dict[int, torch.Tensor] = {}
         self._updates = 0
@@ -48,10 +45,10 @@ class GradientNorms:
         self._failed = False
 
     def install(self, path: Path) -> None:
-        """Starts counting steps, unless ``every`` is 0; the second step is the first measured one.
+        """Starts counting steps, unless ``every`` is 0.
 
         Args:
-            path: file for the newest figures; if it cannot be written, no figures are kept.
+            path: file for the newest figures. If it cannot be written, the figures are lost.
         """
         if not self._every:
             return
@@ -106,13 +103,12 @@ class GradientNorms:
                     self._hooks.append(hook)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Computes a gradient's norm; later backward passes of the step overwrite it."""
         if self._failed:
             return
         try:
             self._measure(parameter)
         except Exception as error:
-            # The hooks are removed only at the optimizer's update, as autograd is calling them now.
+            # Autograd is calling the hooks now, so the optimizer's next update removes them.
             self._give_up(error)
 
     def _measure(self, parameter: torch.Tensor) -> None:
@@ -126,13 +122,12 @@ class GradientNorms:
         self._cost_ns += time.perf_counter_ns() - begin_ns
 
     def _give_up(self, error: Exception) -> None:
-        """Ends measuring after an error; the figures written last stay in the file."""
         self._failed = True
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"commprof: gradient norms are no longer measured: {what}", file=sys.stderr)
 
     def _take(self) -> None:
-        """Writes the figures to the file; on a GPU this waits for the backward pass."""
+        """Writes the figures to the file. On a GPU, this waits for the backward pass."""
         if not self._norms:
             return
         first = next(iter(self._norms.values()))
@@ -148,7 +143,7 @@ class GradientNorms:
         self._norms.clear()
 
     def _write(self, figures: dict[str, float]) -> None:
-        """Overwrites the file with text of fixed length: a reader finds the old or the new text."""
+        """Overwrites the file with a text of fixed length, so that no old text is left behind."""
         finite = {
             key: value if abs(value) < float("inf") else None for key, value in figures.items()
         }

@@ -1,4 +1,4 @@
-"""Engines, such as compressors, that commprof's DDP hook runs in place of the mean all-reduce."""
+"""Interface of engines, such as compressors, that replace DDP's mean all-reduce."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ if TYPE_CHECKING:
 
 
 class RunningEngine(Protocol):
-    """An engine at work in one model."""
+    """An engine that runs in one model."""
 
-    #: The object that commprof's hook calls: a native engine, or a function of a state and a
-    #: bucket.
+    #: A native engine, or a Python function that is called with a state and a bucket.
     engine: Any
-    #: True if ``engine`` is native.
     is_native: bool
-    #: True after :meth:`stop`, and after the start of another engine has stopped this engine.
+    #: True after :meth:`stop`. The start of another engine can also stop this engine.
     is_stopped: bool
 
     def stop(self) -> None:
@@ -25,7 +23,7 @@ class RunningEngine(Protocol):
 
 
 class HookEngine(ABC):
-    """Replacement for DDP's mean all-reduce that needs more access to the model than a hook has."""
+    """Replacement for DDP's mean all-reduce that needs access to the whole model."""
 
     @property
     @abstractmethod
@@ -34,15 +32,15 @@ class HookEngine(ABC):
 
     @abstractmethod
     def shared_of(self, ddp: DistributedDataParallel) -> Any:
-        """Makes the objects, such as connections, that a model's successive engines share."""
+        """Makes objects, such as connections, that all later engines of the model share."""
 
     @abstractmethod
     def start(
         self, ddp: DistributedDataParallel, shared: Any, replaced: RunningEngine | None
     ) -> RunningEngine:
-        """Starts the engine in a model, in place of the engine ``replaced``.
+        """Starts the engine in a model, and stops the engine ``replaced``.
 
-        All ranks call this together.
+        It must be called on all ranks.
 
         Raises:
             CommprofError: the ranks' engines or parameters differ, or the engine cannot start.
@@ -51,12 +49,12 @@ class HookEngine(ABC):
 
     @abstractmethod
     def require_free(self) -> None:
-        """Raises CommprofError if this engine works in a model already."""
+        """Raises CommprofError if this engine is already in use in a model."""
 
     @abstractmethod
     def bind(self, running: Any) -> None:
-        """Notes ``running``, which :meth:`start` returned for a model."""
+        """Stores ``running``, which :meth:`start` returned."""
 
     @abstractmethod
     def unbind(self) -> None:
-        """Forgets what :meth:`bind` noted; called when another hook takes over in the model."""
+        """Drops what :meth:`bind` stored; called when another hook replaces the engine."""

@@ -1,10 +1,10 @@
 """Makes NCCL load commprof's profiler plugin, which passes all calls on to the user's plugin.
 
-NCCL loads one plugin per process, when the process makes its first communicator. A process with
-torch gets capture's own module, which records into the trace that capture has open; other programs
-get the plugin that writes traces of its own.
+NCCL loads one plugin per process, together with the first communicator. In a process with torch,
+the plugin is the native module, which records into capture's trace. Other programs get a plugin
+that writes its own trace.
 
-This file imports nothing of commprof: ``boot`` runs it while torch is imported.
+This file imports nothing of commprof, because ``boot`` runs it while torch is imported.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
 LEVEL_VARIABLE = "COMMPROF_NCCL"
 NATIVE_VARIABLE = "COMMPROF_NATIVE"
 PASSED_ON_VARIABLE = "COMMPROF_NCCL_PLUGIN"
-#: The folder of the package.
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 #: The plugin for programs without torch.
 PLUGIN = os.path.join(PACKAGE, "libnccl-profiler-commprof.so")
-#: Largest number of bytes in the path of a plugin: NCCL cuts off longer paths.
+#: Maximum length of a plugin's path in bytes: NCCL cuts off longer paths.
 _LONGEST_PATH = 254
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """Returns environment variables that make programs without torch record NCCL's operations.
 
-    Empty if such programs are not to record, or cannot.
+    Empty if this recording is turned off or not possible.
 
     Args:
         given: the environment to which the variables are to be added.
@@ -43,11 +42,10 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def set_up() -> str:
-    """Makes NCCL record into this process's capture. Call it before the first communicator.
+    """Makes NCCL record into this process's capture; call it before NCCL is used.
 
     Returns:
-        A message that NCCL's own operations are not recorded, if this process may use NCCL and the
-        user's settings forbid all profiler plugins; else empty.
+        A message if the user's settings forbid profiler plugins; else empty.
     """
     version = sys.modules.get("torch.version")
     may_use_nccl = getattr(version, "cuda", None) is not None and _has_gpu()
@@ -55,8 +53,8 @@ def set_up() -> str:
     module = _module(str(getattr(version, "__version__", "")))
     off = os.environ.get(LEVEL_VARIABLE) == "off" or os.environ.get(NATIVE_VARIABLE) == "0"
     if off or not may_use_nccl or not _usable(module) or _forbids_all(users):
-        # The variable may name the plugin that commprof has for programs without torch. In this
-        # process, that plugin would write to this rank's trace file, so the name is removed.
+        # The variable may name commprof's plugin for programs without torch. In this process, that
+        # plugin would write to the trace file of this rank.
         if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):
             del os.environ[PLUGIN_VARIABLE]
             if users:
@@ -72,10 +70,10 @@ def set_up() -> str:
 
 
 def plugin_of_user(given: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the user's plugin for NCCL, and where it is set; two empty texts if none is set.
+    """Returns the user's plugin for NCCL, and the place that sets it; both empty if not set.
 
-    NCCL looks at ``NCCL_PROFILER_PLUGIN``, then into its configuration files. If neither names a
-    plugin, NCCL loads ``libnccl-profiler.so`` if that exists.
+    Like NCCL, looks at ``NCCL_PROFILER_PLUGIN``, then into NCCL's configuration files, and then for
+    a library ``libnccl-profiler.so``.
     """
     value = given.get(PLUGIN_VARIABLE, "")
     if value and not _is_ours(value):
@@ -110,7 +108,7 @@ def _configuration_files(given: Mapping[str, str]) -> Iterator[str]:
 
 
 def _value_in(path: str) -> str:
-    """Returns the plugin that a file of lines ``NAME=VALUE`` chooses; empty if none."""
+    """Returns the plugin that an NCCL configuration file sets; empty if it sets none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.strip().partition("=") for line in file]
@@ -131,5 +129,5 @@ def _usable(path: str) -> bool:
 
 
 def _has_gpu() -> bool:
-    """True if this process sees an NVIDIA GPU; asking CUDA would break programs that fork."""
+    """True if there is an NVIDIA GPU; calling CUDA to find out would break programs that fork."""
     return any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "dxg"))

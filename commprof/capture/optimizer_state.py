@@ -1,8 +1,7 @@
-"""Distinguishes updates from an optimizer's steps that only create the optimizer's state.
+"""Detects an optimizer's steps that only create the optimizer's state.
 
-If a script asks for an optimizer's state before it trains, ``torch.distributed.checkpoint`` sets
-the gradients and the learning rate to 0 and steps the optimizer, so that it creates its state. The
-optimizer's step hooks run in this step, too
+``torch.distributed.checkpoint`` makes such a step if a script asks for the optimizer's state before
+training. The optimizer's step hooks run in this step, too
 (``findings/optimizer_state_dict_trains_before_the_first_step.sh``).
 """
 
@@ -11,14 +10,14 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-#: Module and function of torch that step an optimizer only to create its state.
+#: Module and name of torch's function that makes such a step.
 _MODULE, _MAKER = "torch.distributed.checkpoint.state_dict", "_init_optim_state"
-#: Largest number of stack frames between that function and the step's hook.
+#: Maximum number of stack frames between torch's function and the optimizer's hook.
 _MOST_CALLS_BETWEEN = 6
 
 
 def makes_state() -> bool:
-    """Called in an optimizer's step hook: True if the step only creates the optimizer's state."""
+    """True if this step only creates the optimizer's state; call it in a step hook."""
     maker = getattr(sys.modules.get(_MODULE), _MAKER, None)
     code = getattr(maker, "__code__", None)
     if code is None:

@@ -60,27 +60,25 @@ class Listener(Protocol):
     """Interface of objects that a capture notifies of steps, on the training thread."""
 
     def step_ended(self, step: int) -> None:
-        """Called when the step with this number has ended and the next one begins."""
+        """Called when a step has ended; ``step`` is its number."""
 
     def capture_ends(self) -> None:
         """Called before the capture stops."""
 
 
-#: When capture stops, other threads have this time to record when the last operations ended.
+#: When capture stops, it waits this long: other threads may still record ends of operations.
 _LATE_COMPLETIONS_S = 0.005
-#: Number of operations, from the start of a launched job, whose stacks are recorded: they show
-#: which lines of code issue each kind of call. A stack costs 3 to 6 us
-#: (benchmarks/own_cost/stacks.py).
+#: Number of operations at the start of a launched job whose stacks are recorded. A stack costs
+#: 3 to 6 us (benchmarks/own_cost/stacks.py).
 _FIRST_STACKS = 1024
 
 
 class Profiler:
-    """The capture of this process. Made by :func:`profile`; use it as a context manager.
+    """The capture of this process, made by :func:`profile`; use it as a context manager.
 
-    Capture starts on entry and stops on exit. Each call of :meth:`step` ends a step. The
-    phases of a step are found automatically (DataLoader, DDP and FSDP models, backward,
-    optimizers) and can be declared with :meth:`phase`. If phases are nested, the outermost
-    counts, so a declared phase wins over phases found inside it.
+    Capture starts on entry and stops on exit. Each call of :meth:`step` ends a step. The phases of
+    a step are found automatically, and can also be declared with :meth:`phase`. If phases are
+    nested, only the outermost phase is recorded.
     """
 
     def __init__(
@@ -143,7 +141,7 @@ class Profiler:
         #: True if the process had a default group when capture started.
         self._had_group = False
         self._listeners: list[Listener] = []
-        #: True if rank 0 prints, at the end of the capture, where the traces are.
+        #: True if rank 0 prints the directory of the traces when capture ends.
         self.says_end = False
         #: True if a launcher started the capture, which then lasts until the process ends.
         self.of_whole_job = False
@@ -178,8 +176,7 @@ class Profiler:
             )
         clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
-        # The path is absolute, because the working directory may change. The path also goes into
-        # the file that names the owner of the ring buffers, which other processes read.
+        # Absolute, because the working directory may change and other processes read this path.
         path = beside_other_replicas(self._directory.absolute() / trace_name(rank))
         prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
@@ -238,9 +235,9 @@ class Profiler:
         return self
 
     def note_first_lines(self) -> None:
-        """Records the stacks of the next ``_FIRST_STACKS`` operations in full mode.
+        """In full mode, records the stacks of the next ``_FIRST_STACKS`` operations.
 
-        Does nothing if the stacks of all operations are recorded anyway.
+        Does nothing if the stacks of all operations are recorded.
         """
         if not self._stacks and self.mode == "full":
             self._recorder.set_stacks(True, _FIRST_STACKS)
@@ -264,10 +261,9 @@ class Profiler:
     def _stop(self, error: str) -> None:
         """Stops recording and closes the trace; does nothing if this capture does not run.
 
-        ``error``: error line of the exception that ended the capture, as returned by
-        ``error_line``; "" if no exception did.
+        ``error``: error line of the exception that ended the capture; "" if there was none.
         """
-        # Stops neither another profiler's capture nor, in a forked child, the parent's capture.
+        # In a forked child, ``_running`` may be True, but the recorder has not started.
         if not (self._running and self._recorder.started()):
             return
         self._running = False
@@ -275,7 +271,7 @@ class Profiler:
             listener = self._listeners.pop()
             try:
                 listener.capture_ends()
-            except Exception as failure:  # the trace must be closed all the same
+            except Exception as failure:  # a failed listener must not keep the trace open
                 what = f"the listener {type(listener).__name__} failed when capture ended"
                 print(f"commprof: {what}: {error_line(failure)}", file=sys.stderr)
         _started.remove(self)
@@ -313,10 +309,10 @@ class Profiler:
                 )
 
     def _note_ending(self, error: str) -> None:
-        """Writes ``error``, the error that ended the capture ("" for none), to the metadata.
+        """Writes the error that ended the capture to the metadata; "" means no error.
 
-        Metadata also goes into later traces of this process. So if an earlier capture wrote an
-        error, "" is written to clear it; otherwise "" is not written.
+        Metadata also goes into later traces of this process. So "" replaces the error of an earlier
+        capture.
         """
         global _ending_noted
         if error or _ending_noted:
@@ -324,17 +320,12 @@ class Profiler:
             _ending_noted = bool(error)
 
     def _note_gloo_threads(self) -> None:
-        """Writes the thread counts of gloo's process groups to the metadata if they have changed.
-
-        Called at the start, and again at the end for groups that the script made in between.
-        """
         known = {**self._gloo_threads, **gloo_threads()}
         if known != self._gloo_threads:
             self._gloo_threads = known
             self._recorder.add_metadata(json.dumps({"gloo_threads": known}))
 
     def _note_threads(self) -> None:
-        """Writes the number of torch's threads to the metadata if the script has changed it."""
         if (threads := torch.get_num_threads()) != self._threads:
             self._recorder.add_metadata(json.dumps({"threads": threads}))
 
@@ -350,7 +341,7 @@ class Profiler:
     def _end_step(self, found: int) -> None:
         self._recorder.mark_step(self._step, True, found)
         self._step += 1
-        if self._connecting:  # usually empty after some steps, so that this costs few instructions
+        if self._connecting:
             self._poll()
         if self._sharded.pending and FSDP in sys.modules:
             self._sharded.poll()
@@ -360,7 +351,6 @@ class Profiler:
             self._tell(listener)
 
     def _tell(self, listener: Listener) -> None:
-        """Tells a listener that a step has ended; a listener that fails is not called again."""
         try:
             listener.step_ended(self._step - 1)
         except Exception as failure:  # training must go on
@@ -395,29 +385,28 @@ class Profiler:
             self._recorder.set_enabled(False)
 
     def stats(self) -> Any:
-        """Returns counts of records written, dropped and not yet written, and the trace's size."""
+        """Returns the recorder's counters, such as the number of dropped records."""
         return self._recorder.stats()
 
     def summary(self) -> dict[str, float]:
-        """Returns recent figures of this rank under flat keys such as ``commprof/step_seconds``.
+        """Returns recent figures of this rank, with keys such as ``commprof/step_seconds``.
 
-        The result suits experiment trackers: ``wandb.log(prof.summary())``. The figures are
-        seconds, bytes and ratios; see ``docs/monitoring.md``. Each call flushes the trace and reads
-        the records added since the last call. The result is empty before the first complete step.
+        Experiment trackers can log the result, for example ``wandb.log(prof.summary())``. The
+        result is empty before the first complete step. ``docs/monitoring.md`` describes the
+        figures.
         """
         if self._running:
             self._recorder.flush()
         return self._seen.figures(self._path)
 
     def record_cost_ns(self, count: int = 100_000) -> float:
-        """Measures the mean time that one record takes on this machine now, in nanoseconds.
+        """Measures the mean time that a record takes, in nanoseconds.
 
-        ``count``: number of records made for the measurement; they do not go to the trace.
+        ``count``: number of records in the measurement; they are not written to the trace.
         """
         return self._recorder.record_cost_ns(count)
 
     def __enter__(self) -> Profiler:
-        """Starts capture."""
         return self.start()
 
     def __exit__(
@@ -426,16 +415,14 @@ class Profiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stops capture; an exception propagates to the caller."""
         if not self.of_whole_job:
             self._stop(error_line(error))
 
 
-#: The capture that runs, if any: at most one. Empty in a forked child.
+#: Holds the running capture, or nothing. Empty in a forked child.
 _started: list[Profiler] = []
-#: True once a capture has started in this process.
 _any_started = False
-#: True if the metadata written by this process names an exception.
+#: True if this process's metadata contains an error that ended a capture.
 _ending_noted = False
 os.register_at_fork(after_in_child=_started.clear)
 
@@ -451,10 +438,10 @@ def active() -> Profiler | None:
 
 
 def step() -> None:
-    """Ends a step of the capture that runs in this process; does nothing if none runs.
+    """Ends a step of the running capture; does nothing if no capture runs.
 
-    For scripts under ``commprof run``, whose steps end at an optimizer's updates unless they call
-    this function.
+    Scripts under ``commprof run`` can call this function. Otherwise, their steps end at updates of
+    an optimizer.
     """
     profiler = active()
     if profiler is not None:
@@ -474,24 +461,23 @@ def profile(
     Args:
         directory: directory of the trace; made if missing. All ranks of a job may share it.
         metadata: further keys for the trace's header; their values must be convertible to JSON.
-        find_steps: until :meth:`Profiler.step` is called, end a step at each update of one
-            optimizer, also at an update that GradScaler skips. Usually this optimizer is the first
-            that the script uses; ``step_finder.py`` has the rule.
+        find_steps: end steps at the updates of an optimizer, until :meth:`Profiler.step` is called.
+            ``step_finder.py`` explains which optimizer this is.
         mode: "full" keeps every record; "always-on" keeps histograms of bounded size; "off" keeps
             nothing until recording is switched on (see ``docs/monitoring.md``). None: the
             environment's COMMPROF_MODE, or "full" if that is unset.
-        stacks: record the Python frames that issue each operation; costs microseconds per
-            operation. None: only if ``COMMPROF_STACKS`` is 1 in the environment.
+        stacks: record the Python stack of each operation, which takes microseconds per operation.
+            None: only if ``COMMPROF_STACKS`` is 1 in the environment.
 
     Raises:
         UsageError: there is no such mode, or a ``COMMPROF_`` variable has a value that is not
             valid.
 
-    Ranks that do not share a clock compare theirs with rank 0's over UDP, on separate threads;
-    ``COMMPROF_CLOCK=off`` in the environment turns that off.
+    Ranks on different hosts compare their clocks over UDP. ``COMMPROF_CLOCK=off`` in the
+    environment turns this off.
 
-    Under ``commprof run`` and other commands that record the whole script, this function returns
-    their capture: its arguments are ignored, and the trace goes to the command's directory.
+    Under a command that records the whole script, such as ``commprof run``, this function returns
+    the command's capture and ignores all arguments.
 
     Call it after ``init_process_group``, or with the launcher's ``RANK`` in the environment::
 
@@ -516,7 +502,7 @@ def _say_joined(directory: str | Path, running: Profiler) -> None:
     if path is not None and path.name == trace_name(0):
         print(
             f"commprof: the whole script is being recorded to {invocation.quoted(path.parent)}; "
-            "commprof.profile() joins that capture, and nothing goes to "
+            "commprof.profile() starts no other capture, and nothing goes to "
             f"{invocation.quoted(Path(directory))}",
             file=sys.stderr,
         )

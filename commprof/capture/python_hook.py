@@ -1,6 +1,6 @@
 """DDP hook in Python, used if the native module is missing.
 
-It makes the same records as the hook of the native module, and is slower.
+It makes the same records as the native module's hook, but is slower.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from commprof.trace.schema import Kind
 class PythonBucketHook:
     """Records buckets, their all-reduces, and when DDP finalises each backward pass."""
 
-    #: Id of the last backward pass in which a hook of any model ran; -1 before the first pass.
-    #: Several models may share a pass.
+    #: Id of the last backward pass in which any model's hook ran; -1 before the first pass.
     _last_pass = -1
 
     def __init__(self, recorder: Any, group: dist.ProcessGroup) -> None:
@@ -34,7 +33,7 @@ class PythonBucketHook:
 
     @classmethod
     def attach(cls, ddp: Any, recorder: Any, hook: Any, state: Any) -> PythonBucketHook:
-        """Registers with ``ddp`` a hook of this class that calls ``hook``; returns the new hook."""
+        """Registers a new hook with ``ddp``, and returns the new hook, which calls ``hook``."""
         self = cls(recorder, ddp.process_group)
         self.set_hook(hook, state)
         dist._register_comm_hook(ddp.reducer, None, self._run)
@@ -46,7 +45,7 @@ class PythonBucketHook:
 
     def _run(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         recorder = self._recorder
-        # The sequence number is used up even while recording is off: ranks must agree on it.
+        # Counted even while recording is off, so that all ranks have the same numbers.
         seq = recorder.next_seq(self._group_id)
         if not (self.recording and recorder.enabled()):
             return self._exchange(bucket, None)
@@ -93,13 +92,11 @@ class PythonBucketHook:
     def _exchange(
         self, bucket: dist.GradBucket, completed: Callable[[], None] | None
     ) -> torch.futures.Future[torch.Tensor]:
-        """Runs the inner hook or a mean all-reduce; calls ``completed`` when that is done."""
         if self._inner is not None:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             if completed is not None:
-                # DDP does not wait for this callback. The callback must wait for the GIL, so the
-                # end that it records is late by this wait.
+                # The callback must wait for the GIL, so it may record a late end.
                 result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)
@@ -117,10 +114,7 @@ class PythonBucketHook:
     def _bracket_finalize(self) -> int:
         """Records when DDP finalises the current backward pass.
 
-        ``csrc/torch/capture/ddp/finalize.h`` does the same in the native module.
-
-        Returns:
-            The id of the backward pass (autograd's graph task); -1 outside of one.
+        Returns the id of the backward pass, autograd's graph task; -1 outside of a backward pass.
         """
         graph_task: int = torch._C._current_graph_task_id()
         if graph_task in (-1, PythonBucketHook._last_pass):
@@ -140,9 +134,9 @@ class PythonBucketHook:
 
 
 class ManualFinalize:
-    """Records when a script calls ``ddp.finalize_backward()``, which finalises a backward pass.
+    """Records when a script calls ``ddp.finalize_backward()``.
 
-    The methods have the names of functions of the native module, and are called in their place.
+    The methods have the names of the native module's functions, which they replace.
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -150,11 +144,11 @@ class ManualFinalize:
         self._recorder = recorder
 
     def begin_manual_finalize(self) -> None:
-        """Records that DDP begins to finalise the latest backward pass in which a hook ran."""
+        """Records that DDP begins to finalise a backward pass."""
         self._record(Kind.FINALIZE_BEGIN)
 
     def end_manual_finalize(self) -> None:
-        """Records that DDP has finalised the latest backward pass in which a hook ran."""
+        """Records that DDP has finalised a backward pass."""
         self._record(Kind.FINALIZE_END)
 
     def _record(self, kind: Kind) -> None:
@@ -165,10 +159,7 @@ class ManualFinalize:
 
 
 def _size_bytes(buffer: torch.Tensor) -> int:
-    """Returns the size in bytes of a tensor; of a sparse tensor, that of its indices and values.
-
-    ``nbytes`` of a sparse tensor raises.
-    """
+    """Returns a tensor's size in bytes; ``nbytes`` of a sparse tensor would raise."""
     if buffer.is_sparse:
         return int(buffer._indices().nbytes + buffer._values().nbytes)
     return int(buffer.nbytes)

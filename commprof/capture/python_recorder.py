@@ -1,7 +1,7 @@
-"""Recorder in pure Python: the same trace format, but no records that need native code.
+"""Recorder in pure Python, with the same trace format as the native recorder.
 
 It records phases, steps and the buckets of attached DDP models, but no other collectives and no
-individual waits. A process that is killed loses the records since the last flush, 200 ms at most.
+waits. A process that is killed loses the records of the last 200 ms at most.
 
 Its phase markers follow the rules of ``csrc/core/phase_marker.h``.
 """
@@ -32,14 +32,14 @@ class OpenMarker(threading.local):
     """The outermost open marker of each thread."""
 
     marker: PythonMarker | None = None
-    #: How many times ``marker`` is open now: a marker may be nested in itself.
+    #: Number of times that ``marker`` is open: it may be nested in itself.
     depth = 0
     begin_ns = 0
     samples = 0
 
 
 class PythonMarker:
-    """Marks one phase; at the end of an outermost phase, calls the function ``done``."""
+    """Marks one phase; calls ``done`` at the end of an outermost phase."""
 
     def __init__(
         self, phase: int, open_marker: OpenMarker, done: Callable[[int, int, int, int], None]
@@ -68,8 +68,8 @@ class PythonMarker:
     def end(self, samples: int = 0) -> None:
         """Ends the phase; only the outermost phase is recorded.
 
-        ``samples``: number of samples read in the phase. The outermost phase is recorded with the
-        sum of its own number and those of all phases inside it.
+        ``samples``: number of samples read in the phase. The samples of inner phases are added to
+        the outermost phase.
         """
         self._open.samples = min(self._open.samples + samples, SAMPLES_UNKNOWN)
         if self._open.marker is not self:
@@ -80,18 +80,16 @@ class PythonMarker:
             self._done(self._phase, self._open.begin_ns, time.monotonic_ns(), self._open.samples)
 
     def __enter__(self) -> PythonMarker:
-        """Begins the phase."""
         self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the phase."""
         self.end()
 
 
 #: Maximum number of records kept between two flushes.
 _CAPACITY = 1 << 18
-#: Recording must be off this long before the trace says so; as in
+#: Minimum length of a pause that is written to the trace; equal to the value in
 #: csrc/core/modes/recorder_mode.cpp.
 _REPORT_OFF_AFTER_NS = 500_000_000
 
@@ -110,7 +108,7 @@ class PythonStats:
 
 
 def _backend_of(group: dist.ProcessGroup) -> str:
-    """Name of a group's backend; torch calls it "undefined" if the script named none."""
+    """Returns the backend's name, also if torch gives "undefined" because none was chosen."""
     name = str(dist.get_backend(group))
     return str(group.name()) if name == "undefined" else name
 
@@ -119,7 +117,6 @@ class PythonRecorder:
     """Implementation of ``Recorder`` in Python, used if there is no native module."""
 
     def __init__(self) -> None:
-        """Makes a recorder that is not started."""
         self._ids = itertools.count(1)
         self._groups: dict[str, int] = {}
         self._documents: list[tuple[BlockType, str]] = []
@@ -137,13 +134,13 @@ class PythonRecorder:
         self._enabled = False
         self._complained = False
         self._documents_written = self._written = self._dropped = 0
-        #: Time at which recording went off, 0 while recording is on; and whether the trace says
-        #: that recording is off.
+        #: Time at which recording was turned off; 0 while it is on. ``_off_written`` is True if the
+        #: trace says that recording is off.
         self._off_since_ns, self._off_written = 0, False
         self._last = PythonStats()
 
     def forget_after_fork(self) -> None:
-        """Registers a fork handler: children start without a trace, as the file is the parent's."""
+        """Registers a fork handler that closes the trace in child processes."""
 
         def forget() -> None:
             if self._file is not None:
@@ -171,8 +168,7 @@ class PythonRecorder:
     ) -> None:
         """Opens the trace and starts recording.
 
-        This recorder has no rings and never changes its mode: ``ring_prefix``, ``control_path``
-        and ``switch_signal`` are ignored.
+        The parameters ``ring_prefix``, ``control_path`` and ``switch_signal`` are ignored.
 
         Raises:
             RuntimeError: ``mode`` is not the index of "full" in ``schema.MODES``, or a trace is
@@ -208,7 +204,7 @@ class PythonRecorder:
         self._enabled = True
 
     def stop(self) -> None:
-        """Closes the trace; records that could not be written by then count as dropped."""
+        """Closes the trace; records that cannot be written count as dropped."""
         self._enabled = False
         if self._file is None or self._flusher is None:
             return
@@ -229,7 +225,7 @@ class PythonRecorder:
         self._file = None
 
     def flush(self) -> None:
-        """Writes the pending records; those that cannot be written wait for the next flush."""
+        """Writes the pending records; after a failed write, they wait for the next flush."""
         file = self._file
         if file is None:
             return
@@ -249,10 +245,7 @@ class PythonRecorder:
         return True
 
     def _write_recording(self, file: PythonTraceFile) -> bool:
-        """Writes whether recording is on, so that a monitor does not mistake a pause for a hang.
-
-        As in the native module, short pauses are not written.
-        """
+        """Writes whether recording is on, so that a monitor does not mistake a pause for a hang."""
         now_ns = self.now_ns()
         if self._enabled:
             self._off_since_ns = 0
@@ -298,10 +291,9 @@ class PythonRecorder:
         self._pending.append(tuple(fields.get(name, 0) for name in _FIELDS))
 
     def record_finalize(self, kind: Kind, graph_task: int, flags: int = 0) -> None:
-        """Records begin or end (``kind``) of DDP's finalisation, with the thread's CPU time.
+        """Records the begin or the end of DDP's finalisation, with the thread's CPU time.
 
-        ``graph_task`` is the id that autograd gives the backward pass. Unlike the native module,
-        this recorder does not record how long the thread waited for a core.
+        ``graph_task`` is the id that autograd gives the backward pass.
         """
         if self._enabled:
             cpu_ns = time.thread_time_ns()
@@ -312,10 +304,7 @@ class PythonRecorder:
         return next(self._ids)
 
     def next_seq(self, group_id: int) -> int:
-        """Returns and uses up the sequence number of the group's next collective.
-
-        Hooks also call this while recording is off, so that all ranks have the same numbers.
-        """
+        """Counts a collective of the group, and returns the collective's sequence number."""
         seq = self._seq.get(group_id, 0)
         self._seq[group_id] = seq + 1
         return seq
@@ -370,17 +359,11 @@ class PythonRecorder:
         return self._enabled
 
     def install_observer(self) -> list[str]:
-        """Does nothing, and returns an empty list: no operator of torch is observed.
-
-        The recorder in Python records only the collectives of attached models.
-        """
+        """Returns an empty list, because this recorder observes no operators of torch."""
         return []
 
     def set_stacks(self, on: bool, most: int = 0) -> None:
-        """If ``on`` is True and ``most`` is 0 (no limit), prints that no stacks are recorded.
-
-        The recorder in Python sees only DDP's buckets, which do not show the code that issued them.
-        """
+        """Prints that this recorder records no stacks, if all stacks are to be recorded."""
         if on and not most:
             print(
                 "commprof: no stacks are recorded, because they need the native module; install "
@@ -430,7 +413,6 @@ class PythonTraceFile:
         self._lock = threading.Lock()
         #: errno of the last failed write; 0 if none failed yet.
         self.write_errno = 0
-        #: Size of the file.
         self.size_bytes = 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         header = (schema.TRACE_MAGIC, schema.TRACE_VERSION, schema.FILE_HEADER.size, session, 0)
@@ -444,7 +426,7 @@ class PythonTraceFile:
             return self._append(pack_block(block_type, payload))
 
     def close(self) -> None:
-        """Closes the descriptor; does not write, because forked children call this too."""
+        """Closes the file without writing, because forked children call this, too."""
         os.close(self._fd)
 
     def _append(self, data: bytes) -> bool:

@@ -15,11 +15,11 @@ class Marker(Protocol):
         """Begins the phase on the calling thread."""
 
     def end(self, samples: int = 0) -> None:
-        """Ends the phase, and records it if it is the outermost.
+        """Ends the phase; only the outermost of nested phases is recorded.
 
         Args:
-            samples: number of samples read in the phase. The outermost phase is recorded with the
-                sum of its own number and those of all phases inside it.
+            samples: number of samples read in the phase. The samples of inner phases are added to
+                the outermost phase.
         """
 
     def __enter__(self) -> object:
@@ -47,14 +47,14 @@ class Recorder(Protocol):
         control_path: str = ...,
         switch_signal: int = ...,
     ) -> None:
-        """Opens the trace and starts recording in a mode, given by its position in ``MODES``.
+        """Opens the trace and starts recording; ``mode`` is a position in ``MODES``.
 
         ``RecorderOptions`` in ``csrc/core/recorder.h`` describes the parameters.
         """
         ...
 
     def stop(self) -> None:
-        """Closes the trace. Idempotent."""
+        """Closes the trace; does nothing if no trace is open."""
         ...
 
     def add_metadata(self, json: str) -> None:
@@ -82,14 +82,14 @@ class Recorder(Protocol):
         ...
 
     def mark_step(self, step: int, ended: bool, found: int = ..., /) -> None:
-        """Records a step boundary; ``ended`` is False if no step ends at it.
+        """Records a step boundary; ``ended`` is False if no step ends there.
 
-        ``found`` says who placed the boundary: one of the constants ``schema.STEP_*``.
+        ``found`` is one of the constants ``schema.STEP_*``, for the origin of the boundary.
         """
         ...
 
     def record_cost_ns(self, count: int) -> float:
-        """Returns the mean time in ns to take one record, over ``count`` discarded records."""
+        """Returns the mean time in ns that a record takes, measured with ``count`` records."""
         ...
 
     def install_observer(self) -> list[str]:
@@ -99,7 +99,7 @@ class Recorder(Protocol):
     def set_stacks(self, on: bool, most: int = 0) -> None:
         """Sets whether the Python caller of each operation is recorded.
 
-        ``most``: number of operations, from now on, whose caller is recorded; 0: all.
+        ``most``: record only the callers of the next ``most`` operations; 0: all.
         """
         ...
 
@@ -112,7 +112,7 @@ _recorder: Recorder | None = None
 
 
 def recorder() -> Recorder:
-    """Returns this process's only recorder; reports once on stderr if it is the Python one."""
+    """Returns this process's recorder; prints a message once if it is the Python recorder."""
     global _recorder
     if _recorder is None:
         if _native.native is not None:

@@ -14,7 +14,7 @@ from commprof.errors import UsageError
 from commprof.trace.schema import MODES
 from commprof.variables import Variable
 
-#: Variables that the recorder or the package itself reads: this module only checks them.
+#: Variables that other modules read; this module only checks them.
 _READ_ELSEWHERE = (
     variables.DEVICE_EVENTS,
     variables.NATIVE,
@@ -24,7 +24,6 @@ _READ_ELSEWHERE = (
 
 
 def _of(variable: Variable) -> Any:
-    """Makes a dataclass field for an environment variable, with the variable's default."""
     return field(default=variable.default, metadata={"variable": variable})
 
 
@@ -53,11 +52,10 @@ class RankSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> RankSettings:
-        """Reads the settings from environment variables; None: those of this process.
+        """Reads the settings from environment variables, by default from this process's variables.
 
         Raises:
-            UsageError: a variable's value is not valid; the message names the variable, its value
-                and the allowed values.
+            UsageError: a variable's value is not valid.
         """
         try:
             for variable in _READ_ELSEWHERE:
@@ -69,7 +67,7 @@ class RankSettings:
             raise UsageError(str(error)) from None
 
     def to_environment(self) -> dict[str, str]:
-        """Returns the variables that ``from_environment`` reads as these settings."""
+        """Returns environment variables with these settings; default settings are left out."""
         found = ((one.metadata["variable"], getattr(self, one.name)) for one in fields(self))
         return {str(name): name.text(value) for name, value in found if value != name.default}
 
@@ -147,7 +145,7 @@ CONTROL_FILE = "control"
 
 
 def control_path(directory: Path) -> Path:
-    """Returns the path of the file that switches the mode of all ranks recording to ``directory``.
+    """Returns the path of the file that switches the mode of all ranks in ``directory``.
 
     If ``commprof run`` made a directory for each world size, these directories share one file.
     """

@@ -1,21 +1,15 @@
 """Finds where the steps of a loop end if the script does not declare them.
 
-An iteration is over when the same parameters are updated again. So at any time one optimizer leads:
-each of its updates ends a step, even an update that GradScaler skips. Updates of other optimizers
-in between belong to the same iteration: those of a GAN's other network, of further optimizers, or
-of further parameter groups that are stepped one by one (as DeepSpeed does).
+An iteration has ended when the same parameters are updated again. So one optimizer leads: each of
+its updates ends a step, even an update that GradScaler skips. Updates of other optimizers end no
+steps, for example updates of a GAN's other network.
 
 Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
 without an update of the leading optimizer in between, becomes the leading one. The first of these
-two updates also ends a step if three conditions hold:
+two updates also ends a step if only the leading optimizer updated in the last iterations.
 
-- At each of its last two updates, the leading optimizer led already or became the leading one. No
-  other optimizer updated between these two updates.
-- No third optimizer has updated since the last update of the leading optimizer.
-- The new optimizer never updated between two updates of the leading optimizer.
-
-An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
-pass or the scaler's step has ended.
+An update inside a backward pass counts when the pass has ended. An update inside GradScaler counts
+when the scaler's step has ended.
 """
 
 from __future__ import annotations
@@ -27,22 +21,22 @@ from typing import Any
 
 from commprof.trace.schema import STEP_SKIPPED, STEP_UPDATED
 
-#: An optimizer and the first parameter that it updates, by identity.
+#: The ``id()`` of an optimizer, and the ``id()`` of its first parameter.
 _Key = tuple[int, int]
 
 
 class StepFinder:
-    """Finds where steps end, from the updates of optimizers and scalers that it is notified of."""
+    """Finds where steps end, from the updates of optimizers."""
 
     def __init__(self, end_step: Callable[[int], None]) -> None:
         """``end_step`` is called with STEP_UPDATED or STEP_SKIPPED."""
         self._end_step: Callable[[int], None] | None = end_step
         self._turns = _Turns()
-        #: Optimizers whose update has begun, the outermost first.
+        #: Optimizers that are updating now, the outermost first.
         self._updating: list[object] = []
-        #: Number of updates so far; updates inside other updates are not counted.
+        #: Number of updates so far; only the outermost of nested updates are counted.
         self._updates = 0
-        #: Optimizer that a GradScaler is stepping; updates during that step count as updates of
+        #: Optimizer that a GradScaler is stepping. All updates in the meantime count as updates of
         #: this optimizer.
         self._scaling: object = None
         #: Context that delays the end of a step until the context itself ends.
@@ -80,7 +74,7 @@ class StepFinder:
                 yield
             finally:
                 self._scaling = outer
-            # If GradScaler runs inside the update of a wrapping optimizer, that update ends a step.
+            # If a wrapping optimizer calls GradScaler, the wrapping optimizer's update ends a step.
             if self._updates == updates and not self._updating:
                 self._updated(optimizer, STEP_SKIPPED)
 
@@ -94,19 +88,14 @@ class StepFinder:
 
 
 class _Whole:
-    """Reusable context that delays a step's end until the outermost of nested contexts ends."""
+    """Context that delays a step's end until the context ends; it may be nested in itself."""
 
     def __init__(self, end: Callable[[int], None]) -> None:
-        """``end`` is called with STEP_UPDATED or STEP_SKIPPED to end a step."""
         self._end_now = end
         self._depth = 0
         self._due: int | None = None
 
     def end(self, found: int) -> None:
-        """Ends a step now, or when the outermost context ends.
-
-        ``found`` is STEP_UPDATED or STEP_SKIPPED.
-        """
         if self._depth:
             self._due = found
         else:
@@ -123,25 +112,21 @@ class _Whole:
 
 
 class _Turns:
-    """Tracks the leading optimizer, whose updates end the steps.
-
-    Also tracks which other optimizers update between two updates of the leading one.
-    """
+    """Tracks the leading optimizer, whose updates end the steps."""
 
     def __init__(self) -> None:
         self._leading: _Key | None = None
-        #: The leading optimizer and its first parameter; if either is gone, the next optimizer that
-        #: updates becomes the leading one.
+        #: The leading optimizer and its first parameter. If one of the two is deleted, the next
+        #: optimizer that updates becomes the leading one.
         self._alive: tuple[weakref.ref[Any], ...] = ()
-        #: Number of updates that the leading optimizer made last, with no other update in between.
+        #: Number of updates of the leading optimizer since the last update of another optimizer.
         self._alone = 0
-        #: Optimizers that updated since the last update of the leading optimizer; and optimizers
-        #: that ever updated between two updates of the leading one.
+        #: Optimizers that have updated since the last update of the leading optimizer.
         self._others: set[_Key] = set()
+        #: Optimizers that have ever updated between two updates of the leading optimizer.
         self._companions: set[_Key] = set()
 
     def ends_iteration(self, optimizer: object) -> bool:
-        """Counts the next update; returns True if it ends an iteration."""
         parameter = _first_parameter(optimizer)
         key = id(optimizer), id(parameter)
         if any(reference() is None for reference in self._alive):
@@ -154,7 +139,7 @@ class _Turns:
         if self._leading is None or key in self._others:
             self._lead(key, optimizer, parameter)
             return True
-        # If this optimizer did not update in the last iterations, presumably it leads from now on.
+        # If this optimizer took no part in the last iterations, it probably leads from now on.
         ends = self._alone > 1 and not self._others and key not in self._companions
         self._others.add(key)
         return ends
@@ -168,7 +153,6 @@ class _Turns:
 
 
 def _first_parameter(optimizer: Any) -> Any:
-    """Returns the current first parameter of an optimizer; the optimizer itself if it has none."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             return parameter

@@ -1,10 +1,8 @@
-"""Checks at a fixed interval of steps that all ranks still have the same model, bit by bit.
+"""Checks at a fixed interval of steps that all ranks have bit-identical models.
 
-Each rank puts a hash of the parameters that DDP keeps equal into the default group's store; rank 0
-compares the hashes at the next check. Parameters that DDP ignores may differ and are left out. No
-collective is issued, no rank waits for another, and training is unchanged: a check costs a pass
-over the parameters and one small message, and on rank 0 two more messages, which read the hashes of
-all ranks. If an error prevents a check, the rank makes no further checks, and training goes on.
+Each rank writes a hash of its parameters into the default group's store. Rank 0 compares the hashes
+at the next check. Parameters that DDP ignores are left out. No collective is issued, and no rank
+waits for another rank.
 """
 
 from __future__ import annotations
@@ -35,20 +33,19 @@ _PREFIX = "commprof/sync"
 #: How long rank 0 waits for the last hashes of the other ranks when capture ends.
 _LAST_S = 1.0
 _POLL_S = 0.01
-#: Largest number of checks that wait for hashes, and number of keys of each rank in the store. The
-#: checks reuse these keys in turn, so checks and keys do not pile up if a rank sends no hash.
+#: Maximum number of checks that wait for hashes. Each rank has this number of keys in the store,
+#: and later checks use the same keys again.
 _MOST_PENDING = 64
-#: Numbers the captures of this process, so that no capture reads keys that an earlier capture left.
+#: Counts this process's captures. Each capture has its own keys in the store.
 _captures = itertools.count()
 _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Returns a BLAKE2b hash of the parameters; of a DDP model only those that DDP keeps equal.
+    """Returns a BLAKE2b hash of all bits of the models' parameters.
 
-    Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
-    out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's
-    buffers before the next forward pass. Parameters on a device are copied to the host.
+    Parameters that DDP ignores are left out. Buffers are left out, too, because a forward pass may
+    change buffers differently on each rank.
     """
     digest = hashlib.blake2b(digest_size=16)
     for model in models:
@@ -59,12 +56,11 @@ def parameters_digest(models: Sequence[nn.Module]) -> str:
 
 
 def _compared(model: nn.Module) -> Iterable[nn.Parameter]:
-    """Returns the parameters that all ranks should have with the same bits."""
     return kept_equal(model) if isinstance(model, DistributedDataParallel) else model.parameters()
 
 
 class SyncCheck:
-    """One rank's part in comparing models; a ``Listener`` of the capture's steps."""
+    """Takes part in the comparison on one rank; a ``Listener`` of the capture's steps."""
 
     def __init__(self, every: int, store: Any, rank: int, world_size: int) -> None:
         """``store``: shared by all ranks, and used for this check only."""
@@ -76,9 +72,10 @@ class SyncCheck:
         self._pending: deque[int] = deque(maxlen=_MOST_PENDING)
         #: Number of checks whose hashes rank 0 has compared.
         self.checks = 0
-        #: Ranks whose models differ from those of most ranks, and the step after which a check
-        #: first found a difference.
+        #: Ranks whose models differed from the most common model, in the first check in which
+        #: models differed.
         self.different: tuple[int, ...] = ()
+        #: The step after which this check took place.
         self.first_step = 0
 
     def add(self, model: nn.Module) -> None:
@@ -105,15 +102,15 @@ class SyncCheck:
             self._pending.append(step)
 
     def _digest(self, models: Sequence[nn.Module]) -> str:
-        """Returns the hash of the models; empty if it cannot be computed, which ends the checks."""
+        """Returns the models' hash. If it cannot be computed, ends the checks and returns ""."""
         try:
             return parameters_digest(models)
         except Exception as error:
             self._store = None
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             print(
-                f"commprof: rank {self._rank} no longer compares its model with the other ranks' "
-                f"(--check-sync): {what}",
+                f"commprof: rank {self._rank} no longer compares its model with the models of the "
+                f"other ranks (--check-sync): {what}",
                 file=sys.stderr,
             )
             return ""
@@ -176,9 +173,9 @@ class SyncCheck:
 
 
 def check_models(profiler: Profiler, every: int, models: Sequence[nn.Module] = ()) -> None:
-    """Starts comparing these DDP models, and every later one, across all ranks.
+    """Starts comparing DDP models across all ranks: ``models``, and models made from now on.
 
-    every: steps between two comparisons; 0: none.
+    ``every``: number of steps between two comparisons; 0: no comparison.
     """
     if not every:
         return

@@ -1,11 +1,9 @@
-"""Work that torch does beside its collectives and the phases of a step.
+"""Records the times of work that torch does besides its collectives.
 
-DDP copies buffers into one tensor before their broadcast, and back afterwards. Its search for
-unused parameters visits each node of the autograd graph. FSDP copies parameters and gradients into
-one tensor before its collectives, and back afterwards. Objects are pickled before their collectives
-and unpickled after them. A DataLoader starts worker processes and ends them. The main thread
-writes files by torch.save. torch.compile compiles. Anomaly detection slows backward passes. The
-times of all this work go into the trace when capture stops.
+DDP copies buffers, and searches for unused parameters. FSDP copies parameters and gradients.
+Objects are pickled for collectives. A DataLoader starts and ends worker processes. torch.save
+writes files. torch.compile compiles functions. Anomaly detection slows backward passes. The times
+of this work go into the trace when capture stops.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ from torch.utils.data import dataloader
 from commprof.capture.patches.replaced import Patches, original_of
 from commprof.capture.recorder import Recorder
 
-#: Largest number of time spans that are kept for each kind of work.
+#: Maximum number of recorded time spans of each kind of work.
 _MOST = 4096
-#: Two pieces of work of one kind with at most this time between them are noted as one. If a rank
-#: unpickles the objects of all ranks, one after another, this is noted once.
+#: Two time spans of the same kind become one if less than this time lies between them.
 _SAME_NS = 20_000
 
 
@@ -38,12 +35,10 @@ def _always(*_: Any) -> bool:
 
 
 def _on_main_thread(*_: Any) -> bool:
-    """True on the main thread; a save in a background thread is not noted."""
     return threading.current_thread() is threading.main_thread()
 
 
 def _searches(model: Any, *_: Any) -> bool:
-    """True if the call of ``model._post_forward`` searches for unused parameters."""
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
@@ -52,7 +47,7 @@ def _finds_anomalies(*_: Any) -> bool:
 
 
 def _opener(of: str) -> Any:
-    """The class by which torch.save opens and closes a file or buffer; None if torch lacks it."""
+    """Returns torch.save's class that opens a file or a buffer; None if torch lacks the class."""
     return getattr(torch.serialization, f"_open_zipfile_writer_{of}", None)
 
 
@@ -61,31 +56,27 @@ _FSDP = "torch.distributed.fsdp"
 _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
 _serialization = torch.serialization
-#: Key in the trace's metadata, private function of torch (owner and name), and a condition for
-#: noting its calls. ``_post_forward``, the end of DDP's forward pass, may search for unused
-#: parameters.
+#: Functions of torch whose calls are recorded. A row has the key in the trace's metadata, owner and
+#: name of the function, and a condition for recording a call.
 _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
     ("ddp_buffer_syncs", DistributedDataParallel, "_sync_buffers", _always),
     ("ddp_searches", DistributedDataParallel, "_post_forward", _searches),
     ("object_pickles", _c10d, "_object_to_tensor", _always),
     ("object_unpickles", _c10d, "_tensor_to_object", _always),
-    # The parts of torch.save. torch.save itself is not replaced: scripts pickle this function, to
-    # call it in another process.
-    # A file is closed right after it is written, so writing and closing are noted as one.
+    # Parts of torch.save. torch.save itself is not replaced, because some scripts pickle that
+    # function.
     ("saves", _serialization, "_save", _on_main_thread),
     ("saves", _serialization, "_legacy_save", _on_main_thread),
     ("saves", _opener("file"), "__exit__", _on_main_thread),
     ("saves", _opener("buffer"), "__exit__", _on_main_thread),
     ("loader_worker_starts", _workers, "__init__", _always),
     ("loader_worker_stops", _workers, "_shutdown_workers", _always),
-    # The function by which backward passes run autograd's engine. ``torch.autograd.backward``
-    # itself is replaced by AutoPhases.
+    # AutoPhases already replaces ``torch.autograd.backward``, which calls this function.
     ("anomaly_backwards", torch.autograd, "_engine_run_backward", _finds_anomalies),
 )
-#: The same for functions of modules that this module does not import, because most scripts do not
-#: use them: key, module, class ("" for a function of the module) and name. Of two rows with
-#: the same key, the first is for FSDP2, the second for FSDP1. FSDP1 has no row for the gathers of
-#: forward passes: its function for them also does other work.
+#: Functions of modules that most scripts do not import. A row has key, module, class and name; the
+#: class is "" for a function of the module. Of two rows with the same key, the first is for FSDP2
+#: and the second for FSDP1.
 _LATER: tuple[tuple[str, str, str, str], ...] = (
     ("fsdp_reductions", f"{_FSDP}._fully_shard._fsdp_param_group", "", "foreach_reduce"),
     ("fsdp_reductions", f"{_FSDP}._runtime_utils", "", "_reduce_grad"),
@@ -104,12 +95,9 @@ _traced = torch.compiler.is_dynamo_compiling
 
 
 def _compilations(since_ns: int) -> list[tuple[int, int]]:
-    """Returns begin and end of the last compilations by torch.compile, in ns of CLOCK_MONOTONIC.
+    """Returns begin and end of torch.compile's compilations, in ns of CLOCK_MONOTONIC.
 
-    torch remembers 64 compilations.
-
-    Compilations that ended before ``since_ns``, for example in an earlier recording of the process,
-    are left out.
+    torch keeps the last 64 compilations. Compilations that ended before ``since_ns`` are left out.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     remembered: list[Any] = getattr(utils, "get_compilation_metrics", list)()
@@ -123,7 +111,7 @@ def _compilations(since_ns: int) -> list[tuple[int, int]]:
 
 
 class TorchWork:
-    """Notes the times of torch's own work from :meth:`install` to :meth:`remove`."""
+    """Records the times of torch's own work between :meth:`install` and :meth:`remove`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -135,7 +123,7 @@ class TorchWork:
         self.pending: tuple[tuple[str, str, str, str], ...] = ()
 
     def install(self) -> None:
-        """Starts to note work; if torch lacks a function, that kind of work is not noted."""
+        """Starts recording; functions that torch lacks are left out."""
         self._spans, self._installed = {}, True
         self._installed_ns = time.monotonic_ns()
         for key, owner, name, counts in _FUNCTIONS:
@@ -145,7 +133,7 @@ class TorchWork:
         self.poll()
 
     def poll(self) -> None:
-        """Starts to note the work of modules that the script has imported since the last call."""
+        """Starts recording functions of modules that were imported since the last call."""
         waiting = []
         for row in self.pending:
             key, module, of_class, name = row
@@ -159,12 +147,12 @@ class TorchWork:
         self.pending = tuple(waiting)
 
     def remove(self) -> None:
-        """Stops noting work, and writes the times into the trace."""
+        """Stops recording, and writes the times into the trace."""
         self._installed, self.pending = False, ()
         self._patches.remove()
         compiled = _compilations(self._installed_ns)
         spans, self._spans = {**self._spans, "compilations": compiled}, {}
-        # On a full disk, the last free bytes are left for the trace's closing block.
+        # If the disk is full, its last bytes are kept for the block that closes the trace.
         if not any(spans.values()) or self._recorder.stats().write_errno:
             return
         for key, times in spans.items():

@@ -1,11 +1,9 @@
-"""Which parameters this rank trains, and a warning if it exchanges no gradients of them.
+"""Finds the parameters that this rank trains, and warns if no gradients are exchanged.
 
-The first updates of the optimizers tell which parameters are trained. Their total size goes into
-the trace, and the report compares it with what was exchanged. If no DDP model reduces them, and
-they are no shards, a thread then reads this rank's own trace once. If the rank has computed and
-applied gradients and exchanged none of them, one rank of the job says so on stderr.
-
-If any of this fails, the warning is left out, and training goes on.
+The first updates of the optimizers show which parameters are trained. The total size of these
+parameters goes into the trace, and the report compares the size with the exchanged bytes. If the
+parameters are in no DDP model and not sharded, a thread looks for exchanges in this rank's trace.
+If there are none, one rank of the job prints a warning.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ from commprof.text import counted, in_bytes
 from commprof.trace.exchanged import MOST_MODELS, Exchanged, exchanged_by, exchanged_in_summary
 from commprof.trace.reader import read_trace
 
-#: Number of updates, of any optimizers, that are looked at.
+#: Number of examined updates, of all optimizers together.
 _UPDATES = 10
 #: If there are more untrained modules than this, none is named. The report advises to freeze the
-#: named modules; if some modules were not frozen, DDP would still have unused parameters.
+#: named modules, and freezing only some modules would not help.
 _MOST_MODULES = 8
-#: The trace is read this many seconds after the last of the ``_UPDATES`` updates: by then, it holds
-#: the exchanges of all these updates.
+#: The trace is read this many seconds after the last examined update, when the records of all
+#: exchanges are written.
 _WRITTEN_S = 0.5
-#: Libraries that communicate outside of torch.distributed, by the modules that a script imports.
+#: Libraries that communicate outside of torch.distributed, by the names of their modules.
 _OTHER_LIBRARIES = {
     "horovod": "Horovod",
     "mpi4py.MPI": "mpi4py",
@@ -60,7 +58,7 @@ _OTHER_LIBRARIES = {
 
 
 class TrainedParameters:
-    """Notes this rank's trained parameters in its first updates."""
+    """Records which parameters this rank trains in its first updates."""
 
     def __init__(
         self,
@@ -68,12 +66,12 @@ class TrainedParameters:
         models: Callable[[], Iterable[DistributedDataParallel]],
         flat: Callable[[], bool],
     ) -> None:
-        """Notes nothing yet.
+        """Makes an object that records nothing before :meth:`install`.
 
         Args:
-            recorder: gets the noted parameters.
+            recorder: recorder of the trace.
             models: returns the DDP models that were trained so far.
-            flat: tells whether FSDP1 has run a forward pass of training.
+            flat: returns True if FSDP1 has run a forward pass of training.
         """
         self._recorder = recorder
         self._models = models
@@ -81,22 +79,22 @@ class TrainedParameters:
         self._looks = False
         self._path = Path()
         self._updates = 0
-        #: Parameters with gradients, by ``id()``; holding them keeps their ids from being reused.
+        #: Trained parameters by their ``id()``; these references keep the ids from being reused.
         self._trained: dict[int, torch.Tensor] = {}
-        #: Identities of the parameters that each update trained.
+        #: For each update, the ``id()`` of each parameter that the update trained.
         self._by_update: list[set[int]] = []
-        #: A parameter of each DDP model, and the gradient that it had at the last update.
+        #: For each DDP model, a parameter and the parameter's gradient at the last update.
         self._gradients: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
-        #: Per update: identities of the parameters in ``_gradients`` that still had this gradient.
+        #: For each update, the ``id()`` of each parameter in ``_gradients`` that had this gradient.
         self._kept_by_update: list[set[int]] = []
 
     def install(self, path: Path) -> None:
-        """Starts looking at updates; ``path`` is that of the trace."""
+        """Starts examining updates; ``path`` is the path of the trace."""
         self._path, self._updates, self._trained, self._looks = path, 0, {}, True
         self._by_update, self._gradients, self._kept_by_update = [], [], []
 
     def remove(self) -> None:
-        """Stops looking, and writes which parameters the updates so far have trained."""
+        """Stops examining updates, and writes the trained parameters to the trace."""
         if not self._looks:
             return
         self._looks = False
@@ -106,11 +104,9 @@ class TrainedParameters:
             _complain(error)
 
     def before_update(self, optimizer: Any) -> None:
-        """Notes the parameters that an optimizer is about to update.
+        """Records the parameters that an optimizer is about to update.
 
-        Updates inside a compiled graph are not seen: a hook must not become a part of the graph.
-        Nor may a hook be added or removed while a job trains, because torch.compile would then
-        compile the job's optimizers again.
+        Updates inside a compiled graph are not recorded.
         """
         if not self._looks:
             return
@@ -136,12 +132,10 @@ class TrainedParameters:
             _complain(error)
 
     def _kept_gradients(self) -> set[int]:
-        """Returns identities of the noted parameters that still have the noted gradient tensor.
+        """Finds the parameters in ``_gradients`` whose gradient is still in the same tensor.
 
-        Then notes a parameter of each DDP model, with its gradient, for the next call.
-
-        If a script sets gradients to None, as ``zero_grad`` does by default, the next backward pass
-        makes new tensors. If gradients add up, or are filled with zeros, the tensors stay.
+        Returns the ``id()`` of each of these parameters, and updates ``_gradients``. If a script
+        sets gradients to None, the next backward pass makes new tensors.
         """
         unchanged = {
             id(p) for p, grad in self._gradients if p.grad is not None and grad() is p.grad
@@ -157,11 +151,9 @@ class TrainedParameters:
         return unchanged
 
     def _write(self) -> bool:
-        """Writes the size in bytes of the trained parameters into the trace.
+        """Writes the size of the trained parameters into the trace.
 
-        In the trace's metadata, it replaces the size that an earlier call wrote.
-
-        Returns True if neither DDP nor shards show that gradients are exchanged.
+        Returns True if trained parameters exist, but none is in a DDP model or sharded.
         """
         if not self._trained:
             return False
@@ -185,7 +177,7 @@ class TrainedParameters:
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
-        # If shards of FSDP2 are trained, a model of FSDP1 does not count: it may be frozen.
+        # If FSDP2's shards are trained, FSDP1's model may be a frozen model, which does not count.
         flat = self._flat() and not is_shard
         found = {
             "parameter_bytes": sum(own.values()),
@@ -206,7 +198,6 @@ class TrainedParameters:
         return not found["ddp_bytes"] and not found["sharded"]
 
     def _check(self) -> None:
-        """Starts the thread that looks for an exchange of gradients, if there are other ranks."""
         rank, world_size = rank_and_world_size()
         if world_size > 1:
             args = (self._recorder, self._path, rank, world_size)
@@ -214,7 +205,7 @@ class TrainedParameters:
 
 
 def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> list[list[int]]:
-    """Returns, for each update, the indices of the models in which it trained a parameter.
+    """Returns, for each update, the indices of the models with a parameter of this update.
 
     Empty if there are more than ``MOST_MODELS`` models.
     """
@@ -227,19 +218,19 @@ def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> lis
 
 
 def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list[str]:
-    """Names of the outermost modules in which DDP reduces parameters, but none that is trained.
+    """Returns the names of the outermost modules in which DDP reduces only untrained parameters.
 
-    Empty if some untrained parameter is in none of these modules.
+    Empty if these modules do not contain all untrained parameters.
 
     Args:
-        model: a DDP model, whose inner model gives the names.
-        trained: identities of the trained parameters.
+        model: a DDP model.
+        trained: the ``id()`` of each trained parameter.
     """
     chosen = {id(parameter) for _, parameter in reduced(model)}
     names: list[str] = []
     held: set[int] = set()
     for name, module in model.module.named_modules():
-        # Skips submodules of the last named module: they come directly after the module.
+        # Skips submodules of the last module in ``names``, which come directly after the module.
         if not name or (names and name.startswith(f"{names[-1]}.")):
             continue
         parts = {id(parameter) for parameter in module.parameters()} & chosen
@@ -250,7 +241,6 @@ def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list
 
 
 def _other_libraries() -> list[str]:
-    """Returns the names of the loaded libraries that communicate outside of torch.distributed."""
     found = {name for module, name in _OTHER_LIBRARIES.items() if module in sys.modules}
     # torch imports this module even if the job does not use it
     rpc = sys.modules.get("torch.distributed.rpc.api")
@@ -260,22 +250,22 @@ def _other_libraries() -> list[str]:
 
 
 def _bytes(parameter: torch.Tensor) -> int:
-    """Returns the size in bytes of the part of a parameter that is on this rank."""
+    """Returns the size in bytes of this rank's part of a parameter."""
     own = getattr(parameter, "_local_tensor", parameter)
     return int(own.numel()) * int(own.element_size())
 
 
 def _is_shard(parameter: torch.Tensor) -> bool:
-    """True if this is a shard: other ranks may hold the other parts of the parameter."""
+    """True for a DTensor, whose other parts may be on other ranks."""
     return hasattr(parameter, "_local_tensor")
 
 
 def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
-    """If this rank's trace shows no exchange of gradients, prints that, once per job."""
+    """Prints a warning, once per job, if this rank's trace shows no exchange of gradients."""
     try:
         time.sleep(_WRITTEN_S)
         if recorder.started():
-            recorder.flush()  # writes a summary in always-on mode, even if none is due yet
+            recorder.flush()  # in always-on mode, this writes a summary
         trace = read_trace(path)
         found = exchanged_in_summary(trace) or exchanged_by(trace)
         if trace.metadata.get("capture") == "python" or trace.dropped or not alone(found):
@@ -287,25 +277,25 @@ def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
 
 
 def alone(found: Exchanged) -> bool:
-    """True if a rank computed and applied gradients, and capture saw no exchange of them."""
+    """True if a rank trains, but its trace shows no exchange of gradients."""
     libraries = found.trained is not None and found.trained.other_libraries
     return found.trains and not libraries and not any(one.of_gradients for one in found.groups)
 
 
 def warning(found: Exchanged, world_size: int, directory: Path) -> str:
     """Returns the line that warns, while the job runs, that a rank exchanges no gradients."""
-    size = f" of {in_bytes(found.trained.parameter_bytes)}" if found.trained is not None else ""
+    size = f" ({in_bytes(found.trained.parameter_bytes)})" if found.trained is not None else ""
     return (
-        f"commprof: rank {found.rank} made {counted(found.updates, 'update')} of parameters{size} "
-        f"without exchanging their gradients with any other of the {world_size} ranks. Unless "
-        "parameters are averaged later, each rank trains a model of its own. Check that the model "
-        "is wrapped, for example in DistributedDataParallel; when the job has ended, run "
+        f"commprof: rank {found.rank} made {counted(found.updates, 'update')} of its parameters"
+        f"{size} without exchanging their gradients with any other of the {world_size} ranks. "
+        "Unless parameters are averaged later, each rank trains a model of its own. Check that the "
+        "model is wrapped, for example in DistributedDataParallel; when the job has ended, run "
         f"{invocation.command('report', invocation.quoted(directory))}"
     )
 
 
 def _is_first(rank: int) -> bool:
-    """True on the rank that is the first of the job to ask; without a store, on rank 0."""
+    """True on the job's first rank that calls this; without a default group, on rank 0."""
     if not dist.is_initialized():
         return rank == 0
     return int(default_store("commprof/apart").add("said", 1)) == 1

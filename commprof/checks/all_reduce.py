@@ -19,14 +19,14 @@ _WEIGHTS = 6
 
 
 def measure(ranks: Ranks) -> tuple[list[str], str]:
-    """Describes each wrong sum on this rank, and hashes sums whose bits depend on rounding."""
+    """Returns a description of each wrong sum, and a hash of a sum of random numbers."""
     wrong = []
     for dtype in (torch.int64, torch.float32):
         for count in _COUNTS:
             pattern = (torch.arange(count) % _PERIOD).to(dtype)
             values = pattern * _weight(ranks.rank)
             dist.all_reduce(values)
-            # Whole numbers: fp32 does not round them below 2^24, which suffices for 49,932 ranks.
+            # fp32 is exact for whole numbers below 2^24. This suffices for 49,932 ranks.
             expected = pattern * sum(map(_weight, range(ranks.world_size)))
             different = int((values != expected).sum())
             if different:
@@ -39,7 +39,7 @@ def measure(ranks: Ranks) -> tuple[list[str], str]:
 
 
 def _weight(rank: int) -> int:
-    """Returns the factor of a rank's values; small, so that sums over many ranks stay exact."""
+    """Returns a small factor for a rank's values, so that sums over many ranks stay exact."""
     return rank % _WEIGHTS + 1
 
 
@@ -61,4 +61,6 @@ def judge(values: Sequence[tuple[list[str], str]]) -> Outcome:
             "the ranks' copies of a model would drift apart: use the same build of torch and the "
             "same kind of processor on all ranks",
         )
-    return Outcome(NAME, PASS, f"exact for {2 * len(_COUNTS)} sums, the same bits on all ranks")
+    return Outcome(
+        NAME, PASS, f"{2 * len(_COUNTS)} sums are exact, with the same bits on all ranks"
+    )

@@ -14,17 +14,17 @@ from commprof.text import named_ranks
 
 NAME = "clocks"
 _PINGS = 20
-#: Largest difference between two hosts' clocks at which their logs can be compared by time.
+#: The check warns if a clock differs from rank 0's by more than this.
 _APART_MS = 10.0
-#: Largest number of hosts whose clocks are described.
+#: The message describes the clocks of at most this many hosts.
 _MOST_HOSTS = 8
 
 
 def measure(ranks: Ranks) -> tuple[str, float, float]:
-    """Returns this host's name, the offset of rank 0's wall clock, and an error bound, in ms.
+    """Returns this host's name, its clock offset in ms, and the largest error of the offset in ms.
 
-    The offset is rank 0's clock minus this host's, by Cristian's method: the fastest of several
-    queries gives the offset, with an error of at most half of that query's round trip.
+    The offset is rank 0's wall clock minus this host's. It is measured by Cristian's method: the
+    fastest of several queries counts, and the error is at most half of its round trip.
     """
     best_ns, offset_ns = float("inf"), 0.0
     answer = torch.zeros(1, dtype=torch.int64)

@@ -11,7 +11,7 @@ from commprof.checks.ranks import Ranks
 NAME = "open files"
 #: Number of files that a rank opens for Python, torch and a few DataLoader workers.
 _OWN = 256
-#: Number of sockets that gloo opens for each rank of the job.
+#: Number of sockets that gloo opens in every process for each rank of the job.
 _PER_RANK = 8
 #: Number of files that DataLoader workers need if they share tensors by file descriptor.
 _COMFORTABLE = 4096
@@ -24,7 +24,7 @@ def measure(ranks: Ranks) -> tuple[str, int]:
 
 
 def judge(values: Sequence[tuple[str, int]]) -> Outcome:
-    """Fails if the limit is too low for the job itself, warns if too low for DataLoader workers."""
+    """Fails if the limit is too low for the ranks; warns if it is too low for their DataLoaders."""
     limited = [(limit, host) for host, limit in values if limit >= 0]
     if not limited:
         return Outcome(NAME, PASS, "no limit")

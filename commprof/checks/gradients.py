@@ -20,9 +20,9 @@ _STEPS = 3
 
 
 def parameters_hash(module: nn.Module) -> str:
-    """Returns the SHA-256 of all parameters and buffers, which is equal only for equal bits.
+    """Returns a SHA-256 hash of the bits of all parameters and buffers.
 
-    The function reads the whole model, and copies tensors on a device to the host.
+    The function reads the whole model. Tensors on a device are copied to the host.
     """
     return _hash_of(module.state_dict().items())
 
@@ -37,16 +37,15 @@ def _hash_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def out_of_sync(module: nn.Module) -> tuple[int, ...]:
-    """Returns the ranks whose model differs from that of most ranks; empty if all are equal.
+    """Returns the ranks whose model differs from the most common one; empty if all are equal.
 
-    In a DDP model, only those parameters are compared that DDP keeps equal: a forward pass changes
-    buffers differently on each rank, and parameters that DDP ignores may differ. Of other modules,
-    all parameters and buffers are compared.
+    In a DDP model, only the parameters that DDP keeps equal are compared. In other modules, all
+    parameters and buffers are compared.
 
-    Call it in your own training loop every few hundred steps, on all ranks of the default process
-    group, between an update and the next forward pass. A call costs as much as
-    :func:`parameters_hash` and one small collective. If different models are equally common, the
-    one with the lowest rank counts as right.
+    Call this function in a training loop, every few hundred steps, between an update and the next
+    forward pass. All ranks of the default process group must call it. A call reads the whole model
+    and runs one small collective. If several models are equally common, the model of the lowest
+    rank counts as right.
     """
     is_ddp = isinstance(module, DistributedDataParallel)
     digest = _hash_of(_numbered(module)) if is_ddp else parameters_hash(module)
@@ -58,7 +57,7 @@ def _numbered(ddp: DistributedDataParallel) -> Iterable[tuple[str, torch.Tensor]
 
 
 def measure(ranks: Ranks) -> str:
-    """Hashes a small model after a few steps in which each rank has its own data."""
+    """Trains a small model for a few steps, with different data on each rank; returns its hash."""
     layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
     if ranks.world_size == 1:
         return parameters_hash(layers)
@@ -78,7 +77,7 @@ def judge(values: Sequence[str]) -> Outcome:
         return Outcome(NAME, SKIP, "there is only one rank, so nothing to compare")
     different = _different(values)
     if not different:
-        return Outcome(NAME, PASS, f"the same bits on all ranks after {_STEPS} steps")
+        return Outcome(NAME, PASS, f"after {_STEPS} steps, all ranks have the same bits")
     same = [rank for rank in range(len(values)) if rank not in different]
     return Outcome(
         NAME,

@@ -13,14 +13,14 @@ NAME = "kernels"
 
 
 def measure(ranks: Ranks) -> tuple[str, str]:
-    """Returns the host, and the kernels' instruction set and CPU type ("" without C++ module)."""
+    """Returns the host, and its instruction set and CPU type ("" without the C++ module)."""
     lacks = _native.tune_error is not None
     level = "" if lacks else f"{_native.tune.simd_level()} on {platform.machine()}"
     return ranks.host, level
 
 
 def judge(values: Sequence[tuple[str, str]]) -> Outcome:
-    """Warns if hosts use different instructions: results are bit-identical, but speeds differ."""
+    """Warns if hosts use different instructions, because their speeds then differ."""
     levels = {host: level for host, level in sorted(per_host(values).items()) if level}
     if not levels:
         return Outcome(NAME, SKIP, "no C++ module: the compressors' kernels are not available")

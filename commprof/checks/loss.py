@@ -49,7 +49,7 @@ def judge(values: Sequence[list[float]]) -> Outcome:
         where = f"in step {trend.not_finite}"
         if trend.diverged_from is not None:
             where = f"from step {trend.diverged_from} on"
-        return Outcome(NAME, FAIL, f"not a finite number {where}", advice)
+        return Outcome(NAME, FAIL, f"the loss is not a finite number {where}", advice)
     figure = f"{trend.first:.3g} to {trend.last:.3g} in {trend.steps} steps"
     if trend.falls:
         return Outcome(NAME, PASS, figure)

@@ -1,4 +1,4 @@
-"""Checks latency and bandwidth of each pair of ranks, and names links that are far worse."""
+"""Measures latency and bandwidth between pairs of ranks, and names bad links."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from commprof.checks.ranks import Ranks
 from commprof.text import counted
 
 NAME = "pairs"
-#: Largest world size at which all pairs of ranks are measured; above it, only pairs of ranks that
-#: are 1, 2, 4, ... apart.
+#: Up to this world size, all pairs of ranks are measured. In larger jobs, only ranks that are 1, 2,
+#: 4, ... apart are measured.
 _ALL_PAIRS = 16
 _PINGS = 30
 _BLOCKS = 4
 _BLOCK_BYTES = 4_000_000
-#: A link is named if its latency or bandwidth is this many times worse than the median.
+#: A latency or bandwidth is bad if it is this many times worse than the median.
 _WORSE = 3.0
-#: To be named for its latency, a link must also exceed the median by this many microseconds.
+#: A bad latency also exceeds the median by this many microseconds.
 _WORSE_US = 50.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """Link between two ranks, measured by sending data there and back."""
+    """Measured link between two ranks."""
 
     first: int
     second: int
-    #: Half the shortest round trip of 8 bytes; longer round trips are due to busy cores, not to the
-    #: link.
+    #: Half the shortest round trip of 8 bytes. Longer round trips are caused by busy cores.
     latency_us: float
     #: Bandwidth of the fastest exchange of 4 MB; 1 GB is 1e9 bytes.
     gb_per_s: float
@@ -55,7 +54,7 @@ def pairs_of(world_size: int) -> list[tuple[int, int]]:
 
 
 def measure(ranks: Ranks) -> list[Link]:
-    """Measures all pairs, one at a time; returns the links whose ``first`` is this rank."""
+    """Measures one pair after another; returns the links whose ``first`` is this rank."""
     links = []
     small, large = torch.zeros(1, dtype=torch.int64), torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
     for first, second in pairs_of(ranks.world_size):
@@ -105,10 +104,6 @@ def judge(values: Sequence[Sequence[Link]]) -> Outcome:
 
 
 def _matrix(links: Sequence[Link]) -> tuple[str, ...]:
-    """Table of all pairs, latency above the diagonal, bandwidth below.
-
-    Empty for more than ``_ALL_PAIRS`` ranks.
-    """
     size = 1 + max(link.second for link in links)
     if size > _ALL_PAIRS:
         return ()

@@ -24,18 +24,18 @@ _TOO_LITTLE = 0.02
 
 @dataclass(frozen=True)
 class Load:
-    """CPU and memory pressure of one host; figures that its kernel does not report are None."""
+    """CPU and memory pressure of one host. A figure is None if the kernel does not report it."""
 
     #: Percent of the last 10 s in which some task waited for a core (PSI's cpu some avg10).
     cpu_percent: float | None
     #: Percent of the last 10 s in which all tasks waited for memory (PSI's memory full avg10).
     memory_percent: float | None
-    #: Share of the memory that is available.
+    #: Share of the host's memory that is available, from 0 to 1.
     available: float | None
 
 
 def measure(ranks: Ranks) -> tuple[str, Load]:
-    """Returns this rank's host name and the host's load; runs before the checks that cause load."""
+    """Returns this rank's host name and the host's load."""
     return ranks.host, read_load(_PROC)
 
 

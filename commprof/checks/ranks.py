@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of the default process group, as seen from one of them.
+    """The default process group, as one process sees it.
 
-    ``rank`` and ``host`` are this rank's global rank and its host.
+    ``rank`` is the global rank of this process. ``host`` is the name of its host.
     """
 
     rank: int
@@ -21,12 +21,12 @@ class Ranks:
     host: str
 
     def gather(self, value: Any) -> list[Any]:
-        """Gathers every rank's value, in order of rank, on every rank."""
+        """Returns the values of all ranks, in order of rank. All ranks must call this method."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
 
 def own_ranks() -> Ranks:
-    """Returns the ranks of the default process group, as seen from this process."""
+    """Returns the default process group, as this process sees it."""
     return Ranks(dist.get_rank(), dist.get_world_size(), socket.gethostname())

@@ -20,7 +20,7 @@ _FACTOR = 1000
 def measure(ranks: Ranks) -> tuple[bool, float]:
     """Passes tokens around all ranks.
 
-    Returns True if all tokens were right, and the mean µs per hop.
+    Returns True if this rank received the right tokens, and the mean µs per hop.
     """
     if ranks.world_size == 1:
         return True, 0.0
@@ -42,7 +42,7 @@ def measure(ranks: Ranks) -> tuple[bool, float]:
 
 
 def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
-    """Fails if a rank received a token that differs from the one that its neighbour sent."""
+    """Fails if a rank received a wrong token."""
     if len(values) == 1:
         return Outcome(NAME, SKIP, "there is only one rank, so no neighbour")
     wrong = [rank for rank, (right, _) in enumerate(values) if not right]

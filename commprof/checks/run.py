@@ -88,7 +88,7 @@ def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
 
 
 def run_rank(result_path: str) -> None:
-    """Runs all checks in a rank that ``commprof check`` launched; rank 0 writes JSON."""
+    """Runs all checks as one rank of ``commprof check``; rank 0 writes the outcomes as JSON."""
     outcomes = run_checks()
     if os.environ["RANK"] == "0":
         found = json.dumps([asdict(outcome) for outcome in outcomes])
@@ -113,6 +113,6 @@ def _broken(name: str, rank: int, error: Exception) -> Outcome:
     return Outcome(
         name,
         FAIL,
-        f"aborted, with this error on rank {rank}: {reason}",
+        f"the check ended with this error on rank {rank}: {reason}",
         "a rank died or did not answer: see its output, and check for a firewall between the hosts",
     )

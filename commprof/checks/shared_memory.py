@@ -11,7 +11,7 @@ from commprof.checks.ranks import Ranks
 NAME = "/dev/shm"
 #: Number of bytes that the ring buffers of a rank's threads need.
 _NEEDED_BYTES = 16_000_000
-#: With fewer free bytes the check warns: batches of DataLoader workers may need gigabytes, and
+#: The check warns if fewer bytes are free. Batches of DataLoader workers may need gigabytes, but
 #: containers get 64 MB by default.
 _COMFORTABLE_BYTES = 1_000_000_000
 

@@ -1,4 +1,4 @@
-"""Command line of commprof: lists the commands, and imports a command's module when it is used."""
+"""The command line of commprof. A command's module is imported when a user runs the command."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Command(Protocol):
         """Runs the command; returns the exit code."""
 
 
-#: Help line of each command of the profiler itself, by the name that a user types. A name such as
-#: ``launch-files`` stands for the class ``LaunchFilesCommand`` in the file ``launch_files.py``.
+#: Help lines of this package's commands, by command name. The command ``launch-files`` is the class
+#: ``LaunchFilesCommand`` in the file ``launch_files.py``.
 _OWN_COMMANDS = {
     "run": "train at several world sizes and report each",
     "env": "record a job that something else launches",
@@ -62,7 +62,7 @@ _OWN_COMMANDS = {
 
 
 def homes() -> dict[str, tuple[str, str]]:
-    """Returns each command's help line and ``module:class``, by the command's name as typed."""
+    """Returns the help line and the ``module:class`` of each command, by command name."""
     result = {}
     for name, help_line in _OWN_COMMANDS.items():
         module = f"commprof.commands.{name.replace('-', '_')}"
@@ -73,10 +73,10 @@ def homes() -> dict[str, tuple[str, str]]:
 
 
 def load(name: str) -> Command:
-    """Imports one command, and only the packages that it needs: a report needs no torch.
+    """Imports one command, without the packages of other commands.
 
     Raises:
-        UsageError: there is no such command, or the optional package that has it is not installed.
+        UsageError: the command does not exist, or its optional package is not installed.
     """
     if name not in (known := homes()):
         raise UsageError(
@@ -88,13 +88,12 @@ def load(name: str) -> Command:
 
 
 class _CommandParser(Parser):
-    """The parser of one command, which loads the command when its arguments are parsed."""
+    """Parser of one command. It imports the command only when it parses arguments."""
 
     command_name = ""
     _loaded = False
 
     def prepare(self) -> None:
-        """Adds the command's arguments; a second call has no effect."""
         if self.command_name and not self._loaded:
             self._loaded = True
             command = load(self.command_name)
@@ -105,7 +104,6 @@ class _CommandParser(Parser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parses the arguments, after importing the command."""
         self.prepare()
         return super().parse_known_args(args, namespace)
 
@@ -125,7 +123,7 @@ def _of_wrap(words: Sequence[str]) -> Sequence[str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands; it stores the chosen command as ``command``."""
+    """Returns the parser of all commands. The chosen command is stored as ``args.command``."""
     parser = Parser(
         prog="commprof",
         description=invocation.examples(_overview()),
@@ -156,10 +154,9 @@ def main_of(command_name: str) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Runs the command; reports a user's error in a line on stderr, and returns an exit code."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # so that a report can be printed in any encoding
+        # A report may contain characters that the output's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args = parser.parse_args(argv)
@@ -167,7 +164,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.print_help()
             return 0
         code: int = args.command.run(args)
-        # flushed here, because a closed pipe could not be handled while Python ends
+        # If the pipe is closed, this raises BrokenPipeError, which is handled below.
         sys.stdout.flush()
         return code
     except CommprofError as error:
@@ -195,10 +192,10 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Opens the null device for each standard stream that was closed when this process started.
+    """Opens the null device in place of each closed standard stream.
 
-    In place of a closed stream Python has None: None has no ``isatty()``, and ``print(file=None)``
-    prints to standard output. The ranks inherit the open stream.
+    Python replaces a closed stream by None, which has no ``isatty()``. The ranks inherit the null
+    device.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -208,7 +205,6 @@ def _open_closed_streams() -> None:
 
 
 def _missing(package: str) -> str:
-    """Returns the message for a missing package: install it, or use another Python."""
     return (
         f"the package {package} is not installed for {sys.executable}: {invocation.pip(package)}, "
         "or use the Python that commprof was installed for"

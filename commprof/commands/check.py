@@ -46,7 +46,7 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Starts the ranks, or runs as one of them; prints the outcomes on rank 0."""
+        """Runs the checks and prints their outcomes; returns 1 if a check fails."""
         adopt_rank(args.nproc is not None)
         if args.nproc is not None and is_rank(os.environ):
             raise UsageError(
@@ -98,7 +98,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
 
 
 def render(outcomes: Sequence[Outcome], ranks: int, width: int) -> str:
-    """Renders one line for each check, with details and advice below the line, and a summary."""
+    """Renders each check as a line with details and advice, and ends with a summary."""
     widest = max((len(outcome.check) for outcome in outcomes), default=0)
     indent = " " * (widest + 8)
     lines, width = [], max(60, width)

@@ -41,12 +41,11 @@ a Mann-Whitney test). With --fail-above, the exit code gives a verdict for scrip
   commprof compare BEFORE.log AFTER.log                  outputs of nccl-tests
   commprof compare BEFORE AFTER                          logs of NCCL Inspector: transfers, waiting
 
-With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise. It is
-also 1 if AFTER is a result of the microbenchmark that lacks rows of BEFORE, was cut short or has
-wrong data. The exit code is 2, however slow AFTER is, if too few steps or rounds were measured to
-tell the two apart; an output of nccl-tests without -N has too few rounds. If a step is longer only
-because cores were lacking, it does not count as slower. Without --fail-above the exit code is 0,
-whatever the figures are.
+With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise. If
+AFTER is a result of the microbenchmark, the exit code is also 1 if AFTER lacks rows of BEFORE, was
+cut short or has wrong data. The exit code is 2 if too few steps or rounds were measured; an output
+of nccl-tests without -N has too few rounds. A step that is longer only because cores were lacking
+does not count as slower. Without --fail-above the exit code is 0, whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
@@ -99,22 +98,17 @@ def parse_share(text: str) -> float:
     return float(match[1]) / (100 if match[2] else 1)
 
 
-#: Exit code if the second result is slower than ``--fail-above`` allows.
+#: Exit code of a comparison whose second result is slower than ``--fail-above`` allows.
 SLOWER = 1
 
 
 def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
     """Compares two runs, prints what changed, and returns the exit code.
 
-    Args:
-        a: run before the change.
-        b: run after the change.
-        fail_above: share by which the step of ``b`` may be longer, 0.05 for 5 %; None for no limit.
-        shown_as: "table" or "json".
+    ``fail_above`` is a share, such as 0.05 for 5 %.
 
     Raises:
-        CommprofError: a path is not a run directory, or holds a trial or several strategies, or
-            the runs are too short to be judged.
+        CommprofError: a run cannot be compared, or the runs are too short for ``fail_above``.
     """
     for run in (a, b):
         salvage_dead(run)
@@ -140,8 +134,7 @@ def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     result, details = analyse_in_detail(run, steps_only=True)
     for detail in details:
         if not result.in_turns:
-            # The comparison needs the times in flight. They are computed here, and kept, because
-            # they cannot be computed without the records.
+            # The comparison needs these times, and they can be computed only from the records.
             detail.drawn.in_flight()
         detail.drawn.drop_records()
     return_free_memory()
@@ -149,7 +142,6 @@ def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
 
 
 def _check_one_run(run: Path) -> None:
-    """Raises UsageError if the directory holds a ``--trial`` run, or runs of several strategies."""
     if places := strategy_directories(run):
         raise UsageError(
             f"{invocation.quoted(run)} holds the runs of several strategies; compare one of them: "
@@ -168,7 +160,6 @@ def _trial_refused(run: Path) -> UsageError:
 
 
 def _must_be_able_to_fail(result: RunComparison) -> None:
-    """Raises UsageError if no world size has enough steps for ``--fail-above`` to judge."""
     if not any(not world.too_short for world in result.worlds):
         reason = (
             "--fail-above cannot judge these runs: no world size has enough measured steps in both "
@@ -182,8 +173,8 @@ def _compare_logs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
     """Compares the transfers and the waiting of two jobs that NCCL Inspector logged.
 
     Raises:
-        CommprofError: a path holds no such logs, the jobs have no row in common, or ``fail_above``
-            is given and no difference between them could be significant.
+        CommprofError: a path holds no such logs, the jobs have no row in common, or there are too
+            few samples for ``fail_above``.
     """
     if shown_as != "table":
         raise UsageError(
@@ -222,8 +213,8 @@ def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_a
     """Compares two microbenchmark results row by row, like ``_compare_runs``.
 
     Raises:
-        CommprofError: a file is not a result, the results have no row in common, or
-            ``fail_above`` is given and no difference between them could be significant.
+        CommprofError: a file is not a result, the results have no row in common, or there are too
+            few samples for ``fail_above``.
     """
     if shown_as != "table":
         raise UsageError(
@@ -248,9 +239,9 @@ def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_a
 
 
 def _unusable(second: SweepResult, lacking: int) -> Iterator[str]:
-    """Yields the reasons why the second result fails, independent of its times.
+    """Yields the reasons why the second result fails, whatever its times are.
 
-    lacking: number of rows that only the first result has.
+    ``lacking`` is the number of rows that only the first result has.
     """
     if lacking:
         yield f"it lacks {counted(lacking, 'row')} of A"

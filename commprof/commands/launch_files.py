@@ -111,7 +111,7 @@ class LaunchFilesCommand:
             image=args.image,
             volume_claim=args.volume_claim,
         )
-        text = os.fsencode(TARGETS[args.target](job))  # arguments keep the bytes that were typed
+        text = os.fsencode(TARGETS[args.target](job))  # arguments may hold bytes that are not UTF-8
         if args.file is None:
             sys.stdout.buffer.write(text)
             _say_missing(script)
@@ -134,14 +134,13 @@ class LaunchFilesCommand:
 
 
 def _say_missing(script: list[str]) -> None:
-    """Prints a remark if the script is not on this machine; the job's machines may have it."""
     if script and not script[0].startswith("-") and not Path(script[0]).exists():
         said = f"the script {script[0]!r} is not on this machine; the job's machines must have it"
         print(f"commprof: {said}", file=sys.stderr)
 
 
 def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
-    """Raises UsageError for options that ``commprof run`` would refuse on every node."""
+    """Raises UsageError for options that ``commprof run`` would refuse later, on the nodes."""
     parser = Parser(prog="commprof run")
     add_arguments(parser)
     given = parser.parse_args(words)

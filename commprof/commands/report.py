@@ -28,7 +28,7 @@ from commprof.trace.run.run_directory import (
 )
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
-#: Default file names in the run directory, for formats that are written to a file.
+#: Default file names of the formats that are written to a file.
 _FILES = {"html": "report.html", "parquet": "report.parquet"}
 
 
@@ -65,15 +65,15 @@ Works on runs that were cut short: whatever was recorded is shown.
             "--output",
             type=Path,
             metavar="FILE",
-            help="file to write, or - for the terminal (default: the terminal; but --format html "
-            "writes report.html and --format parquet writes report.parquet, in RUN or, if RUN is "
-            "a file, in the current directory); with --format parquet, a name that does not end in "
-            ".parquet is a folder, into which all tables are written for DuckDB, Spark and others",
+            help="file to write, or - for the terminal (default: the terminal, but report.html for "
+            "--format html and report.parquet for --format parquet, in RUN or, if RUN is a file, "
+            "in the current directory). With --format parquet, a name that does not end in "
+            ".parquet is a folder for all tables",
         )
         parser.add_argument(
             "--force",
             action="store_true",
-            help="overwrite FILE of -o, or its tables if it is a folder",
+            help="overwrite the file of -o, or the tables in the folder of -o",
         )
         parser.add_argument(
             "--all", action="store_true", help="all tables too, not only the first screen"
@@ -87,7 +87,7 @@ Works on runs that were cut short: whatever was recorded is shown.
         )
         report_formats.add_arguments(parser)
 
-    # The garbage collector would scan all ranks' tables again and again, and find nothing to free.
+    # Garbage collection would scan all tables many times, and would free nothing.
     @uncollected()
     def run(self, args: argparse.Namespace) -> int:
         """Analyses the run, and prints the report or writes it to a file."""
@@ -128,7 +128,6 @@ Works on runs that were cut short: whatever was recorded is shown.
 
 
 def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> int:
-    """Writes the tables of the run into a folder."""
     from commprof.report.export import parquet_tables
 
     if not has_steps:
@@ -140,7 +139,8 @@ def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> in
         if getattr(args, option) is not None:
             raise UsageError(
                 f"--{option.replace('_', '-')} is for one table, and {invocation.quoted(folder)} "
-                "is a folder of all tables; leave it out, or name a -o FILE that ends in .parquet"
+                "is a folder of all tables; leave the option out, or name a -o FILE that ends in "
+                ".parquet"
             )
     parquet_tables.check_folder(folder, args.force)
     salvage_dead(args.run)
@@ -155,9 +155,9 @@ def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> in
 
 
 def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str | bytes] | None:
-    """Returns the function that reports on the path's files, if these hold no training steps.
+    """Returns the function that reports on Flight Recorder dumps or NCCL Inspector logs.
 
-    Such files are dumps of Flight Recorder and logs of NCCL Inspector. For others, returns None.
+    Returns None for other files.
     """
     if is_flight_recorder(path):
         return _hang
@@ -172,12 +172,11 @@ def _without_steps(args: argparse.Namespace, what: str) -> None:
         )
     if args.predictions is not None:
         raise UsageError(
-            f"--predictions is not for {what}, which hold no step times to predict; leave it out"
+            f"--predictions is not for {what}, which hold no step times; leave --predictions out"
         )
 
 
 def _inspector(args: argparse.Namespace) -> str | bytes:
-    """Returns who waits for whom, from logs of NCCL Inspector."""
     _without_steps(args, "logs of NCCL Inspector")
     from commprof.analysis.inspector.result import inspector_result
     from commprof.report import inspector
@@ -205,7 +204,6 @@ def _inspector(args: argparse.Namespace) -> str | bytes:
 
 
 def _hang(args: argparse.Namespace) -> str:
-    """Returns the diagnosis of a hang from Flight Recorder dumps."""
     if args.format not in ("table", "json"):
         raise UsageError(
             f"--format {args.format} is not for Flight Recorder dumps (allowed: table, json)"
@@ -242,7 +240,6 @@ def _strategies_of(args: argparse.Namespace) -> list[Path]:
 
 
 def _output(args: argparse.Namespace) -> Path | None:
-    """Returns the file to write; None for the terminal."""
     output: Path | None = args.output
     if output is None and args.format in _FILES and args.run.exists():
         output = (args.run if args.run.is_dir() else Path()) / _FILES[args.format]
@@ -250,7 +247,6 @@ def _output(args: argparse.Namespace) -> Path | None:
 
 
 def _tables(args: argparse.Namespace, run: OpenedRun) -> str:
-    """Returns the report for the terminal."""
     width, tables = prose_width(), table_width()
     report = shown(run)
     said = report.card(colours() and args.output is None)
@@ -265,8 +261,7 @@ def _tables(args: argparse.Namespace, run: OpenedRun) -> str:
 
 
 def _again(run: Path) -> str:
-    """Returns the line that says how to repeat the run; empty if its options were not saved."""
-    # the options of a single strategy are saved in the parent directory
+    # If a run has several strategies, their options are saved in the parent directory.
     for directory in (run, run.parent):
         if (directory / CONFIG_FILE).exists():
             return reproduce_line(directory / CONFIG_FILE, read_context(run))

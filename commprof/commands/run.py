@@ -63,9 +63,9 @@ class RunCommand:
             parser.shorten_help(invocation.examples(SHORT_DESCRIPTION), COMMON)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Runs one world size after another; reports the finished ones even if one fails.
+        """Trains at each world size and reports the results; returns the exit code.
 
-        If torchrun, srun or mpirun started this process as one rank, runs only that rank.
+        If a launcher such as torchrun started this process as one rank, only this rank runs.
         """
         given = given_rank(os.environ, args.nnodes, args.rdzv_endpoint)
         if given is not None:
@@ -90,8 +90,8 @@ class RunCommand:
             print(dry_run_text(args, *planned), end="")
             return 0
         check_ranks(max(world_sizes) // rendezvous.nodes)
-        # Only machine 0 creates this file. The file may lie in the run directory: if another
-        # machine created it, machine 0 could find the directory not empty, and would refuse it.
+        # Only machine 0 creates this file. If another machine created the file in the run
+        # directory, machine 0 might refuse the directory because it is not empty.
         json_file = writable_file(args.json if rendezvous.is_first else None)
         args.settings.leave_for_ranks()
         remove_orphans()
@@ -132,14 +132,13 @@ class RunCommand:
 
 
 def _stop_fork_server() -> None:
-    """Stops the fork server; does nothing if the module that starts it was never imported."""
     elastic = sys.modules.get("commprof.launch.elastic")
     if elastic is not None:
         elastic.stop_fork_server()
 
 
 def _monitor(directory: Path, metrics: Settings) -> None:
-    """Starts the live monitor; if it cannot start, says so and lets the job run."""
+    """Starts the live monitor. If this fails, prints the problem and lets the job run."""
     if metrics.wanted:
         os.environ.pop(variables.METRICS, None)  # otherwise rank 0 would start a second monitor
         problem = start_monitor(directory, metrics)
@@ -152,11 +151,11 @@ def _monitor(directory: Path, metrics: Settings) -> None:
 
 
 def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
-    """Returns the rendezvous of all machines' launchers; fills in missing values in ``args``.
+    """Returns the rendezvous of all machines; fills in ``args.nnodes`` and ``args.node_rank``.
 
     Raises:
-        UsageError: this process is one of several that would each start all ranks, or the number of
-            machines and this machine's index contradict each other.
+        UsageError: each of several Slurm tasks would start all ranks, or this machine's index does
+            not fit the number of machines.
     """
     nodes, number = 1, 0
     if args.nnodes is None or args.node_rank is None:
@@ -171,19 +170,21 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
 def _of_slurm(
     variables: Mapping[str, str], given: int | None, endpoint: str | None
 ) -> tuple[int, int]:
-    """Returns the number of machines, and this machine's index, from Slurm's variables.
+    """Returns the number of machines and this machine's index, from Slurm's variables.
 
-    The numbers are 1 and 0, for a single machine, unless this is a Slurm step with one task per
-    node. Raises UsageError if this is one of several tasks that would each start all ranks.
+    Returns 1 and 0 unless srun started one task per machine.
 
     Args:
         variables: the environment.
         given: --nnodes; None if not given.
         endpoint: --rdzv-endpoint; None if not given.
+
+    Raises:
+        UsageError: each of several tasks would start all ranks.
     """
     tasks, nodes = slurm_tasks_and_hosts(variables)
     if "SLURM_STEP_ID" not in variables or "SLURM_NODEID" not in variables or tasks < 2:
-        return 1, 0  # a batch script runs once, however many tasks the job may start
+        return 1, 0  # a batch script runs once, even if the job has several tasks
     if tasks == nodes and (endpoint is not None or given is not None):
         return nodes, number_of(variables, "SLURM_NODEID")
     if given is not None:

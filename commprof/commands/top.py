@@ -28,19 +28,17 @@ from commprof.report.live_frame import frame, waiting_frame
 if TYPE_CHECKING:
     from rich.live import Live
 
-#: ``--once`` catches up with a recorded run in at most this many reads; a read covers some
-#: megabytes per rank.
+#: ``--once`` reads a run in at most this many parts. A part is some megabytes per rank.
 _MOST_LOOKS = 200
 #: Without a terminal, the command waits this many seconds for a next job in the directory, such as
 #: the next world size of ``commprof run``.
 _NEXT_JOB_S = 30.0
-#: Without a terminal, the command stops waiting after this many seconds without news: without a new
-#: line in any log of NCCL Inspector or, in a job whose traces are too many to read, without a new
-#: summary by the monitors of the hosts.
+#: Without a terminal, the command ends after this many seconds without news. News is a new line in
+#: a log of NCCL Inspector, or a new summary by the monitor of a host.
 _SILENT_S = 300.0
 _SILENT = (
-    "Hosts are missing: their monitors wrote nothing for {minutes:g} minutes, and without monitors "
-    "commprof top cannot follow so many ranks. So it stops waiting; commprof report RUN reads the "
+    "Hosts are missing: their monitors wrote nothing for {minutes:g} minutes. Without monitors, "
+    "commprof top cannot follow so many ranks, so it stops waiting. commprof report RUN reads the "
     "traces."
 )
 
@@ -71,7 +69,7 @@ the job has ended. See docs/monitoring.md.
             "--profile",
             type=Path,
             metavar="FILE",
-            help="compare bandwidth with this machine profile of commprof fit",
+            help="compare bandwidth with the machine profile in FILE, which commprof fit made",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -87,8 +85,8 @@ the job has ended. See docs/monitoring.md.
         logs = logs_in(args.run, args.once)
         if logs is not None and args.profile is not None:
             raise UsageError(
-                "--profile is for a job's traces: the view of NCCL Inspector's logs shows "
-                "bandwidths without comparing them; leave --profile out"
+                "--profile is for a job's traces, and this directory holds logs of NCCL Inspector; "
+                "leave --profile out"
             )
         expected_s = satellites.forecast().expected_times(args.profile) if args.profile else None
         patience_s = 0.0 if args.once else PATIENCE_S
@@ -107,16 +105,14 @@ the job has ended. See docs/monitoring.md.
 
 
 class _Watched:
-    """The data that the command shows: a job's traces, or its logs of NCCL Inspector."""
+    """Data that the command shows: the traces of a job, or the job's logs of NCCL Inspector."""
 
     def __init__(self, observer: Observer, run: Path, logs: LiveLogs | None) -> None:
-        """Reads nothing yet. If ``logs`` is None, looks for logs until the job writes traces."""
         self.logs = logs
         self._observer, self._run = observer, run
 
     @property
     def caught_up(self) -> bool:
-        """True if everything that was written has been read."""
         return self._observer.caught_up if self.logs is None else self.logs.caught_up
 
     def lines(self) -> tuple[list[str], bool]:
@@ -138,10 +134,9 @@ class _Watched:
 
 
 def is_silent(state: JobState) -> bool:
-    """True if no more news can come of the ranks that are not known to have ended.
+    """True if ranks are left, but no more news of these ranks is expected.
 
-    Presumably the monitors of these ranks' hosts were killed, and the ranks' traces are too many to
-    be read.
+    The monitors of their hosts were probably killed, and their traces are too many to read.
     """
     open_ranks = [rank for rank in state.ranks if rank.status not in ("ended", "gone")]
     ages_s = [host.age_s for host in state.missing_hosts]
@@ -180,10 +175,7 @@ def _watch(watched: _Watched, refresh_s: float, screen: Live | None) -> None:
 
 
 def _left(seconds: float, interactive: bool) -> bool:
-    """Waits for some seconds; returns True as soon as q is typed, and False after the wait.
-
-    ``interactive``: False if there is no terminal in which to type.
-    """
+    """Waits for some seconds. Returns True as soon as the user types q, else False."""
     if not interactive:
         time.sleep(seconds)
         return False
@@ -198,7 +190,7 @@ def _left(seconds: float, interactive: bool) -> bool:
 
 @contextmanager
 def _screen() -> Iterator[Live | None]:
-    """Yields the terminal's alternate screen; None if there is no terminal, or only a dumb one."""
+    """Yields the terminal's alternate screen; None if there is no terminal, or TERM is dumb."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         yield None
         return

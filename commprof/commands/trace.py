@@ -51,7 +51,7 @@ issued a collective last to the ranks that waited for it. All ranks are on one c
                                                with torch.profiler's traces of the same job
   commprof trace traces.tar.gz                 a job that torch.profiler recorded
 
-A file name that ends in .gz is compressed. See docs/reading.md.
+A file whose name ends in .gz is compressed. See docs/reading.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ A file name that ends in .gz is compressed. See docs/reading.md.
             metavar="FILE",
             help="traces that torch.profiler wrote in ranks of this run",
         )
-        parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
+        parser.add_argument("--force", action="store_true", help="overwrite the file of -o")
 
     def run(self, args: argparse.Namespace) -> int:
         """Reads the traces, aligns their clocks and writes the timeline."""
@@ -122,7 +122,6 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 
 
 def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trace]]:
-    """Returns the world size to show, and the traces of its ranks."""
     if places := strategy_directories(run):
         raise UsageError(
             f"{quoted(run)} holds the runs of several strategies, but a timeline shows one run: "
@@ -147,7 +146,6 @@ def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trac
 
 
 def _events(view: Overview, merged: list[TorchTrace]) -> Iterator[str]:
-    """Yields the ranks' events, reading one trace at a time, then the ``merged`` traces' events."""
     for index, rank in enumerate(view.ranks):
         timeline = rank_timeline(view, index)
         yield from chrome_trace.rank_events(timeline, view.window.begin_ns, sort_index(rank))
@@ -156,7 +154,6 @@ def _events(view: Overview, merged: list[TorchTrace]) -> Iterator[str]:
 
 
 def _about(view: Overview, world_size: int) -> dict[str, Any]:
-    """Returns the metadata that a viewer shows for the whole trace."""
     error_us = view.clock_error_us
     return {
         "commprof": view.metadata["commprof"],
@@ -185,7 +182,7 @@ def _warnings(view: Overview, missing: list[int]) -> list[str]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[TextIO]:
-    """Opens a file to write, compressed if named ``.gz``; it appears once it is complete."""
+    """Opens a file for writing. The finished file replaces an older one at ``path``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (

@@ -1,1 +1,1 @@
-"""Predicts a run in another setting, by a replay of the recorded schedule with fitted costs."""
+"""Predicts a run in another setting: replays the recorded schedule with fitted costs."""

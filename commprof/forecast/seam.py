@@ -1,4 +1,4 @@
-"""What this package provides to the profiler, see ``commprof.satellites``."""
+"""Commands and functions that this package adds to the profiler, see ``commprof.satellites``."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ OVERVIEW = """\
 
 
 def expected_times(path: Path) -> Callable[[str, int, int, bool], float]:
-    """Returns a function that computes how long a call takes according to a machine profile.
+    """Returns a function that computes the time of a collective from a machine profile.
 
     Args:
         path: the profile's file.
 
     Returns:
-        Function of an operation's name, bytes, ranks, and whether all ranks are on one host; its
-        result is in seconds, and NaN if the profile has no curve for it.
+        A function with the arguments operation, bytes, ranks, and True if all ranks are on one
+        host. The function returns seconds, or NaN if the operation has no curve.
 
     Raises:
         CommprofError: the file is not a machine profile.

@@ -1,7 +1,7 @@
-"""The attempts at one world size: restarts after a failure, and a log of how each attempt ended.
+"""Attempts at one world size: restarts after a failure, and a log of the attempts.
 
-Each restart is a separate launch with a new rendezvous, because in torch's elastic restarts the
-ranks would look for their peers at the previous attempt's rendezvous.
+With torch's elastic restarts, the ranks would look for their peers at the previous attempt's
+rendezvous. So each restart is a separate launch with a new rendezvous.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: in
         max_restarts: largest number of restarts.
 
     Raises:
-        RankFailedError: a rank failed in the last attempt. Other exceptions of `start` are raised
-            at once, without a restart.
+        RankFailedError: a rank failed in the last attempt. Other exceptions of `start` cause no
+            restart.
     """
     log = _Log(directory)
     for attempt in itertools.count():
@@ -48,7 +48,7 @@ def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: in
 
 
 class _Log:
-    """Keeps `endings.json` up to date; an error while writing is only reported on stderr."""
+    """Log of attempts in `endings.json`; a failed write is only reported on stderr."""
 
     def __init__(self, directory: Path) -> None:
         # imported here so that the fork server does not preload it
@@ -94,7 +94,7 @@ def _oom_kills() -> int:
     except (OSError, ValueError):
         return 0
     paths = {controllers: path for _, controllers, path in lines}
-    # cgroup v2 has one hierarchy, without a name; v1 has a separate one for memory.
+    # cgroup v2 has one hierarchy, without a name; cgroup v1 has a separate hierarchy for memory.
     for path in (
         f"/sys/fs/cgroup{paths.get('', '')}/memory.events",
         f"/sys/fs/cgroup/memory{paths.get('memory', '')}/memory.oom_control",

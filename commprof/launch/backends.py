@@ -38,8 +38,8 @@ def prepare_backend(backend: str, rank: int) -> str:
         rank: the process's global rank.
 
     Returns:
-        The device of the rank's tensors: the CPU, or with NCCL the GPU of its local rank. This GPU
-        becomes the process's current device.
+        The device of the rank's tensors: the CPU, or with NCCL the rank's GPU. This GPU becomes the
+        process's current device.
     """
     if backend == "commprof":
         satellites.tune().register_backend()

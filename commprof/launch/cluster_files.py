@@ -2,7 +2,7 @@
 
 Every node runs ``torchrun -m commprof.wrap`` for a script, or ``python -m commprof.run`` for a
 built-in workload. The ranks write into one directory that all nodes share, for ``commprof report``
-to read. The user names partition, image and volume: commprof does not look them up or guess them.
+to read. The user names the partition, image and volume.
 """
 
 from __future__ import annotations
@@ -16,16 +16,12 @@ from dataclasses import dataclass
 from commprof import invocation, variables
 from commprof.errors import UsageError
 
-#: Words that YAML 1.1 reads as strings only if they are quoted.
+#: Words that must be quoted, because YAML 1.1 does not read them as strings.
 _NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def yaml_text(value: object, indent: str = "") -> str:
-    """Returns a dictionary or list as YAML text, with one key or list item per line.
-
-    Values other than plain words are written as JSON, with YAML's escape for characters beyond
-    U+FFFF: YAML would read JSON's escape of such a character as two characters.
-    """
+    """Returns a dictionary or list as YAML text, with one key or list item per line."""
     lines = []
     if isinstance(value, dict):
         for key, item in value.items():
@@ -52,11 +48,12 @@ def _scalar(value: object) -> str:
 
 
 def _json(value: object) -> str:
-    """Returns the value as JSON in ASCII, with escapes as YAML reads them."""
+    """Returns the value as JSON in ASCII, with YAML's escapes."""
     return re.sub(r"[^ -~]", _escaped, json.dumps(value, ensure_ascii=False))
 
 
 def _escaped(match: re.Match[str]) -> str:
+    # YAML would read JSON's escape of a character beyond U+FFFF as two characters.
     code = ord(match[0])
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
@@ -65,7 +62,7 @@ def _escaped(match: re.Match[str]) -> str:
 _FILLED_IN = ("--nnodes", "--node-rank", "--nproc", "--rdzv-endpoint", "--output")
 #: A DNS label (RFC 1123), as Kubernetes requires for names.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-#: Time limits of sbatch (its manual page), except for minutes:seconds.
+#: Formats of sbatch's time limit (see its manual page), without minutes:seconds.
 _TIME = re.compile(r"\d+|\d+(:\d{1,2}){2}|\d+-\d+(:\d{1,2}){0,2}")
 _MINUTES_AND_SECONDS = re.compile(r"\d+:\d{1,2}")
 
@@ -75,8 +72,8 @@ class ClusterJob:
     """A job to start on a cluster: script, nodes, ranks and directories."""
 
     script: tuple[str, ...]
-    """The script and its arguments; ``-m package.module ARGS`` for a module. For a built-in
-    workload, options of ``commprof run`` such as ``--workload transformer --steps 50``."""
+    """The script and its arguments, or ``-m package.module ARGS``. For a built-in workload: options
+    of ``commprof run``, such as ``--workload transformer --steps 50``."""
     nodes: int
     """Number of machines."""
     ranks_per_node: int
@@ -107,11 +104,11 @@ class ClusterJob:
 
     @property
     def of_its_own(self) -> str:
-        """The run's own directory in the volume that Kubernetes mounts at ``directory``."""
+        """This run's directory inside ``directory``, where Kubernetes mounts the volume."""
         return f"{self.directory.rstrip('/')}/{self.name}"
 
     def check(self) -> None:
-        """Raises UsageError for a job that no cluster would accept."""
+        """Raises UsageError if a value of the job is not valid."""
         for what, value in (
             ("nodes", self.nodes),
             ("nproc-per-node", self.ranks_per_node),
@@ -157,8 +154,7 @@ class ClusterJob:
 def slurm(job: ClusterJob) -> str:
     """Returns a batch script for ``sbatch``.
 
-    One task per node starts torchrun, or commprof run; the rendezvous is on the first node. Slurm's
-    own variables give each node's index.
+    One task per node starts torchrun or commprof run. The rendezvous is on the first node.
     """
     job.check()
     if job.time_limit is not None:
@@ -188,8 +184,8 @@ def slurm(job: ClusterJob) -> str:
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "first=${hosts%%$'\\n'*}",
         "export first",
-        # Each node's shell fills in the node's own index. From Slurm 22.05 on, srun does not take
-        # the cores of a task from sbatch.
+        # The shell of each node fills in the node's index. From Slurm 22.05 on, srun does not take
+        # the number of cores per task from sbatch.
         f"srun --kill-on-bad-exit=1{f' --cpus-per-task={cpus}' if cpus else ''} "
         f"bash -c {shlex.quote(command)}",
         f"echo {shlex.quote(f'Report: {report}')}",
@@ -213,7 +209,7 @@ def _check_time(limit: str) -> None:
 def train_job(job: ClusterJob) -> str:
     """Returns a TrainJob (trainer.kubeflow.org/v1alpha1) for Kubeflow Trainer v2.
 
-    The runtime ``torch-distributed`` sets PET_* for torchrun: nodes, ranks, and the rendezvous.
+    The runtime ``torch-distributed`` sets torchrun's PET_* variables.
     """
     image, claim = _kubernetes_needs(job)
     return yaml_text(
@@ -240,8 +236,7 @@ def train_job(job: ClusterJob) -> str:
 def _mount_patch(job: ClusterJob, claim: str) -> dict[str, object]:
     """Returns a patch of Kubeflow's training runtime that mounts the volume in the training pods.
 
-    In the runtime ``torch-distributed``, both the replicated job of these pods and their container
-    are named ``node``.
+    In the runtime ``torch-distributed``, the pods' replicated job and container are named ``node``.
     """
     pod = {
         "volumes": [_volume(claim)],
@@ -277,8 +272,8 @@ def pytorch_job(job: ClusterJob) -> str:
             "metadata": {"name": job.name},
             "spec": {
                 "nprocPerNode": str(job.ranks_per_node),
-                # This is the operator's default, which keeps pods for their logs. It is written out
-                # because Kubeflow's API requires a value.
+                # The operator's default, which keeps pods for their logs. It is set here because
+                # Kubeflow's API requires a value.
                 "runPolicy": {"cleanPodPolicy": "None"},
                 "pytorchReplicaSpecs": replicas,
             },
@@ -291,7 +286,7 @@ TARGETS: Mapping[str, Callable[[ClusterJob], str]] = {
     "k8s": train_job,
     "k8s-pytorchjob": pytorch_job,
 }
-"""Functions that return the file's text, by name for ``commprof launch-files --target``."""
+"""Functions that return a file's text, by the names of ``commprof launch-files --target``."""
 
 
 def _torchrun(job: ClusterJob, node_rank: str, master: str) -> str:
@@ -333,8 +328,7 @@ def _literal(text: str) -> str:
 def _recorded_into(job: ClusterJob, directory: str) -> dict[str, str]:
     """Returns the environment variable that names the directory of a script's traces.
 
-    The key is the variable's name. The result is empty for a built-in workload: ``commprof run``
-    starts it and gets the directory as ``--output``.
+    A built-in workload gets the directory as ``--output`` instead.
     """
     return {} if job.is_workload else {variables.OUT: directory}
 
@@ -353,7 +347,7 @@ def _kubernetes_needs(job: ClusterJob) -> tuple[str, str]:
     if job.name[0].isdigit():
         raise UsageError(
             f"--name {job.name!r} begins with a digit, which both of Kubeflow's operators refuse; "
-            "begin it with a lower-case letter"
+            "begin the name with a lower-case letter"
         )
     for option, value in (("--image", job.image), ("--volume-claim", job.volume_claim)):
         if not value:

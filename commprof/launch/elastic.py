@@ -41,13 +41,13 @@ TRAINING_IMPORTS = ("torch._dynamo",)
 _SHUTDOWN_TIMEOUT_S = 5  # a rank that ignores the launcher's signal is killed after this time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are passed on to the ranks. A scheduler may send one of them to warn a job before it
-ends the job; a user sends one of them to change the recording mode."""
+"""Signals that are passed on to the ranks. A scheduler may send these signals as a warning; users
+send them to change the recording mode."""
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
 def check(job: Job, rendezvous: Rendezvous = ALONE) -> Plan:
-    """Returns the job's plan, after checks for errors that would otherwise occur in the ranks.
+    """Checks a job before its launch, and returns the job's plan.
 
     Raises UsageError for an unusable workload, batch, backend or endpoint. Starts nothing.
     """
@@ -59,19 +59,23 @@ def check(job: Job, rendezvous: Rendezvous = ALONE) -> Plan:
 def launch(
     job: Job, log_dir: Path, rendezvous: Rendezvous = ALONE, cpu_sets: str = "", attempt: int = 0
 ) -> None:
-    """Runs all ranks of the job, and returns when they are done.
+    """Runs all ranks of the job, and returns when the ranks have ended.
 
-    log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. rendezvous: how all machines' launchers meet. cpu_sets: CPUs of this
-    machine's ranks, as in `Pinning.text`. attempt: index of the attempt in `run_attempts`; from 1
-    on, the names of the ranks' files in log_dir contain it. The ranks of all jobs are forked from
-    one server, so that torch is imported only once. The server lives until `stop_fork_server`, this
-    process's end, or a failure.
+    The ranks of all jobs are forked from one server, so that torch is imported only once. A signal
+    ends the ranks and is then raised again. SIGUSR1 and SIGUSR2 are only passed on to the ranks,
+    unless this process has a handler for them.
 
-    Raises UsageError before anything is started, RankFailedError for the first rank that failed,
-    CommprofError if the rendezvous failed or the system refused an operation, such as writing a
-    file. A signal ends the ranks and is then raised again; SIGUSR1 and SIGUSR2 are passed on to the
-    ranks, unless this process has a handler for them.
+    Args:
+        job: the job to run.
+        log_dir: directory for the ranks' output and errors, and for the launcher's warnings.
+        rendezvous: where the launchers of all machines meet.
+        cpu_sets: CPUs of this machine's ranks, as in `Pinning.text`.
+        attempt: index of the attempt; from 1 on, the names of the ranks' files contain it.
+
+    Raises:
+        UsageError: the job is not valid; nothing was started.
+        RankFailedError: a rank failed; the error names the rank that failed first.
+        CommprofError: the rendezvous failed, or the system refused an operation.
     """
     plan = check(job, rendezvous)
     job_path = job.directory / "job.json"
@@ -107,8 +111,8 @@ def launch_function(
 ) -> None:
     """Calls a module's function in every rank, and returns when all ranks have returned.
 
-    log_dir, fork server and exceptions: as for `launch`. imports: modules that the fork server
-    imports in addition to torch.
+    For `log_dir`, the fork server and exceptions, see `launch`. `imports` are modules that the fork
+    server imports in addition to torch.
     """
     _make_log_dir(log_dir)
     config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), rendezvous)
@@ -127,11 +131,19 @@ def launch_script(
 ) -> None:
     """Runs a Python script or module in all ranks, as torchrun would; returns when they have ended.
 
-    command: arguments of `python`. log_dir: directory for the launcher's warnings and a failed
-    rank's `rank_R.error.json`; the ranks print where this process prints. environment: variables
-    for the ranks, in addition to this process's own.
+    The ranks print where this process prints.
 
-    Raises the exceptions of `launch`; a RankFailedError holds the exit code of the script.
+    Args:
+        command: arguments of `python`.
+        world_size: number of ranks.
+        log_dir: directory for the launcher's warnings, and for a failed rank's error.
+        environment: additional environment variables of the ranks.
+        rendezvous: as in `launch`.
+        attempt: as in `launch`.
+
+    Raises:
+        RankFailedError: a rank failed; the error has the script's exit code.
+        UsageError, CommprofError: as in `launch`.
     """
     rendezvous.check(world_size)
     _make_log_dir(log_dir)
@@ -177,10 +189,9 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
 
 @contextmanager
 def _no_rank_left() -> Iterator[None]:
-    """If the block raises, ends the ranks that were started in the block.
+    """If the block raises, kills the ranks that the block started, and the fork server.
 
-    In this case it also ends the fork server and all ranks forked from it, including the ranks of
-    other launches.
+    Ranks of other launches are killed too if they were forked from this server.
     """
     others = multiprocessing.active_children()
     try:
@@ -194,9 +205,9 @@ def _no_rank_left() -> Iterator[None]:
 
 
 def _ignore_signals() -> None:
-    """Ignores signals until `_signal_handlers` restores the handlers.
+    """Ignores signals except SIGQUIT, so that no further signal interrupts the cleanup.
 
-    A further signal would interrupt the cleanup and leave ranks running. SIGQUIT is not ignored.
+    `_signal_handlers` restores the handlers later.
     """
     if threading.current_thread() is threading.main_thread():
         for number in {*_SIGNALS} - {signal.SIGQUIT}:
@@ -211,12 +222,11 @@ def stop_fork_server() -> None:
 
 
 def _kill_fork_server() -> None:
-    """Ends the fork server with all processes that it has forked.
+    """Kills the fork server and all processes that it has forked.
 
-    A signal can arrive after this process has asked the server for a rank, and before the server
-    has answered with the rank's process ID. This process then does not know the rank. The server
-    may fork the rank only later, and the rank keeps the server alive, so that `stop_fork_server`
-    alone would wait forever. The server is therefore suspended before its children are listed.
+    A signal may arrive after this process has asked the server for a rank. This process does not
+    know the rank if the server forks it later. The server is therefore suspended before its
+    children are listed.
     """
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is None:
@@ -264,7 +274,7 @@ def _shutdown_timeout() -> dict[str, int]:
 
 
 class _FlatLogs(LogsSpecs):
-    """Logs in one flat directory, `rank_R.out` and so on; torch's own logs are nested four deep."""
+    """Logs of all ranks in one directory; torch's own logs are nested four directories deep."""
 
     def __init__(self, log_dir: Path, keep_output: bool = True, attempt: int = 0) -> None:
         super().__init__(str(log_dir))
@@ -293,8 +303,8 @@ class _FlatLogs(LogsSpecs):
 def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFailedError:
     rank, failure = error.get_first_failure()
     written = failure.error_file_data.get("message")
-    # A rank that raised an exception wrote a dictionary; for a rank that merely ended, torch makes
-    # up a string.
+    # A rank that raised an exception wrote a dictionary. For a rank that ended without an
+    # exception, torch makes up a string.
     reason = written["message"].partition("\n")[0] if isinstance(written, dict) else ""
     stem = stem_of(rank, attempt)
     logs = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
@@ -306,10 +316,7 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets environment variables, which ranks and fork server inherit; restores them at the end.
-
-    The fork server needs them because it imports torch, which reads some variables only once.
-    """
+    """Sets environment variables for the ranks and the fork server; restores them at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -346,8 +353,7 @@ def _log_file(log_dir: Path) -> Iterator[None]:
 def _signal_handlers() -> Iterator[None]:
     """Passes signals on to the ranks, and restores the handlers that torch's launcher replaces.
 
-    Without a handler, the launcher would die of SIGUSR1 and SIGUSR2, and its ranks would go on
-    without it.
+    Without a handler, SIGUSR1 and SIGUSR2 would kill the launcher, but not its ranks.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -363,15 +369,14 @@ def _signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-#: Variable by which a rank is recognized: torch's launcher sets it for ranks only.
+#: Variable that torch's launcher sets only for ranks.
 _OF_RANKS = b"TORCHELASTIC_RUN_ID="
 
 
 def kill_lost_ranks() -> None:
-    """Ends every rank that is a child of this process, and the rank's own children.
+    """Kills every rank that is a child of this process, and the children of these ranks.
 
-    Called when torch's launcher has given up and has ended the ranks that it knows. Does nothing
-    if the kernel does not list children (``CONFIG_PROC_CHILDREN``).
+    Does nothing if the kernel does not list children (``CONFIG_PROC_CHILDREN``).
     """
     for pid in _ranks_of_scripts():
         with suppress(ProcessLookupError, PermissionError):
@@ -379,7 +384,7 @@ def kill_lost_ranks() -> None:
 
 
 def _pass_on(number: int, _frame: object) -> None:
-    """Passes a signal of this process on to all ranks, both scripts and forked processes."""
+    """Signal handler that passes a signal on to all ranks."""
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     forked = [] if server is None else _children(server)
     for pid in [*_ranks_of_scripts(), *forked]:

@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 """Version of the job file; a file of another version is refused."""
 
 SCALINGS = ("weak", "strong")
-"""weak: the batch per rank is fixed. strong: the global batch is fixed, split among the ranks."""
+"""weak: the batch per rank is fixed. strong: the global batch is fixed, and the ranks share it."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Job:
     steps: int | None = None
     """Number of steps; if None, `epochs` determines it."""
     epochs: int | None = None
-    """Number of epochs; without steps and epochs, `loop.planned_steps` chooses the steps."""
+    """Number of epochs; if `steps` is None too, `loop.planned_steps` chooses the steps."""
     batch_size: int | None = None
-    """Samples of a backward pass, per rank (weak) or over all ranks (strong); None: the
-    workload's default."""
+    """Samples of a backward pass, per rank (weak) or of all ranks (strong); None for the workload's
+    default."""
     scaling: str = "weak"
     """One of SCALINGS."""
     backend: str = "gloo"
@@ -86,8 +86,7 @@ class Job:
     def plan(self) -> Plan:
         """Returns the workload, strategy, batch and number of steps of this job.
 
-        Raises UsageError for an unusable workload or strategy, for options that they do not
-        support, and for a batch that does not divide among the ranks.
+        Raises UsageError if the job's options are not valid or do not fit each other.
         """
         workload, strategy = parse_spec(self.workload), parse_strategy(self.strategy)
         options = self.training_options()
@@ -125,10 +124,9 @@ class Job:
             )
 
     def save(self, path: Path) -> None:
-        """Writes the job as JSON; a reader finds the whole file or none.
+        """Writes the job as JSON, and creates the file's directory if needed.
 
-        Creates the file's directory if it does not exist. Raises CommprofError if that, or the
-        writing, fails.
+        The file is replaced as a whole. Raises CommprofError if the file cannot be written.
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["directory"] = str(self.directory)
@@ -156,23 +154,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is determined by a job: workload, strategy, batch and steps."""
+    """Workload, strategy, batch and steps of a job."""
 
     workload: Workload
-    """The workload, with nothing allocated yet."""
+    """Workload; its model is not built yet."""
     strategy: Strategy
-    """The strategy."""
     options: TrainingOptions
-    """Training options; both the workload and the strategy support all of them."""
+    """Training options, which the workload and the strategy support."""
     per_rank_batch: int
     """Number of samples of a rank per backward pass."""
     steps_per_epoch: int
-    """Number of steps of an epoch, in which a rank reads its part of the data once."""
+    """Number of steps of an epoch."""
     steps: int
     """Number of training steps, without `Job.overhead_steps`."""
     lr_scale: float
-    """Factor for scaling the learning rate: number of samples of all ranks per update, divided by
-    the requested batch size."""
+    """Factor for the learning rate: samples of all ranks per update, divided by the requested batch
+    size."""
 
 
 def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
@@ -194,7 +191,7 @@ def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes `value` so that a reader finds the whole file or none."""
+    """Writes `value` as JSON; the file is replaced as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(value, indent=1) + "\n")
 

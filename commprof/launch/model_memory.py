@@ -1,7 +1,6 @@
 """Memory of a rank's weights, gradients and optimizer state, from the model's shapes alone.
 
-Activations, the data set, Python and torch need further memory, which is measured while the job
-runs (`worker.PeakMemory`) and not estimated.
+Activations, the data set, Python and torch need further memory, which is not estimated.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class ModelMemory:
     """Memory of one rank's model, in bytes."""
 
     weights: int
-    """Parameters and buffers; if FSDP shards the parameters, this rank's shard of them plus the
-    largest unit of blocks, which FSDP gathers as a whole."""
+    """Parameters and buffers. With FSDP: the rank's shard of the parameters, the largest unit of
+    blocks that is gathered, and the buffers."""
     gradients: int
     optimizer_state: int | None
     """None for an optimizer whose state size commprof does not know."""
@@ -55,9 +54,9 @@ class ModelMemory:
         )
 
     def shortage(self, local_ranks: int, available: int) -> str:
-        """Describes the memory that a host lacks for ``local_ranks`` ranks; empty if it has enough.
+        """Describes the shortage of memory for ``local_ranks`` ranks; empty if there is none.
 
-        available: free bytes of the host.
+        ``available`` is the host's free memory in bytes.
         """
         needed = local_ranks * self.total
         if needed <= available:
@@ -117,5 +116,4 @@ def _moments(trainee: Trainee) -> int | None:
 
 
 def _bytes(tensors: Sequence[Tensor], element_bytes: int | None = None) -> int:
-    """Returns the size of tensors in bytes, with their own or the given element size."""
     return sum(tensor.numel() * (element_bytes or tensor.element_size()) for tensor in tensors)

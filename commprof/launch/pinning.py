@@ -1,8 +1,7 @@
 """Cores and threads of a host's ranks at every world size of a run.
 
-Consecutive ranks of a host get consecutive cores, in the order of NUMA nodes. So most neighbours in
-a ring, which exchange the most data, share a node. Memory needs no placement: Linux allocates a
-page on the node of the core that touches it first.
+Consecutive ranks get consecutive cores, so that most neighbours in a ring share a NUMA node. Memory
+needs no placement: Linux allocates a page on the node of the core that first touches the page.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_
 from commprof.text import counted
 
 PIN_MODES = ("none", "cores", "numa", "auto")
-"""none: no rank is pinned. cores: equal parts of all cores. numa: the same, and no part crosses
-NUMA nodes. auto: numa if there are several NUMA nodes and a core for each rank, else none."""
+"""none: ranks are not pinned. cores: each rank gets an equal part of the cores. numa: as cores, but
+each part is inside one NUMA node. auto: numa if there are several NUMA nodes and a core for each
+rank, else none."""
 
 #: Separator between the CPU sets of two ranks in `Pinning.text`.
 _BETWEEN = "/"
@@ -31,23 +31,22 @@ class Pinning:
     mode: str
     """Mode that was chosen: "none", "cores" or "numa"."""
     sets: tuple[tuple[int, ...], ...]
-    """CPUs that each local rank may use; () in mode "none", which pins no rank."""
+    """CPUs that each local rank may use; () in mode "none"."""
     disjoint: bool
     """True if no two ranks share a CPU; also True in mode "none"."""
     reason: str
-    """Reason for the mode, or a problem with it, as a clause."""
+    """Reason for the mode, or a problem with the mode."""
 
     @property
     def text(self) -> str:
-        """The ranks' CPU lists as text for `pin_this_process`: ``0-1/2-3``; "" in mode "none"."""
+        """The ranks' CPU lists as text, such as ``0-1/2-3``; "" in mode "none"."""
         return _BETWEEN.join(map(format_cpu_list, self.sets))
 
 
 def plan_pinning(asked: str, topology: Topology, ranks: int) -> Pinning:
     """Chooses the cores of `ranks` ranks of this host.
 
-    Every rank gets the same number of CPUs, so that no rank is late because of its cores; remaining
-    CPUs stay free. Sets are disjoint if there is a CPU for each rank.
+    Every rank gets the same number of CPUs; remaining CPUs stay free.
 
     Raises:
         UsageError: `asked` is not one of `PIN_MODES`.
@@ -75,7 +74,7 @@ def pin_this_process(text: str, local_rank: int) -> None:
         local_rank: this process's rank on its host.
 
     Raises:
-        UsageError: the text has no CPUs for this rank, or the kernel refuses them.
+        UsageError: the text has no CPUs for this rank, or the kernel refuses the CPUs.
     """
     if not text:
         return
@@ -127,7 +126,7 @@ def _by_node(topology: Topology) -> list[list[Core]]:
 
 
 def _spread(groups: Sequence[list[Core]], ranks: int) -> list[tuple[list[Core], int]]:
-    """Pairs each group of cores with its number of ranks, in proportion to its number of cores."""
+    """Distributes ranks among groups of cores, in proportion to the groups' numbers of cores."""
     total = sum(map(len, groups))
     counts = [0] * len(groups)
     for rank in range(ranks):
@@ -159,7 +158,7 @@ def _equal(sets: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 AUTO = "auto"
-"""Value of ``--threads-per-rank``: a rank's equal part of its host's cores at the largest world
+"""Value of ``--threads-per-rank``: as many threads as a rank has cores at the largest world
 size."""
 
 _OPTION = "--threads-per-rank"
@@ -167,19 +166,17 @@ _OPTION = "--threads-per-rank"
 
 @dataclass(frozen=True)
 class Threads:
-    """Intra-op threads per rank, the same at all world sizes, so that these can be compared."""
+    """Number of intra-op threads per rank, the same at all world sizes."""
 
     count: int
     source: str
-    """Origin of the number of threads: "--threads-per-rank", "auto", "OMP_NUM_THREADS" or
-    "default".
-    """
+    """Origin of ``count``: "--threads-per-rank", "auto", "OMP_NUM_THREADS" or "default"."""
 
 
 def choose_threads(
     asked: str | None, omp_num_threads: str | None, topology: Topology, largest: Pinning, ranks: int
 ) -> Threads:
-    """Chooses a rank's threads: from the option, or OMP_NUM_THREADS, or 1, like torchrun.
+    """Chooses a rank's number of threads: from the option, else from OMP_NUM_THREADS, else 1.
 
     Args:
         asked: a whole number, "auto", or None.
@@ -212,7 +209,7 @@ def omp_threads(omp_num_threads: str | None, more: str = ", or unset") -> int | 
 
     Args:
         omp_num_threads: the environment variable.
-        more: text that follows the allowed values in the message of the UsageError.
+        more: end of the error message's list of allowed values.
 
     Raises:
         UsageError: the variable is not a whole number of 1 or more.

@@ -21,7 +21,7 @@ _INTERVAL_S = 0.2
 
 
 class ProgressFile:
-    """Progress that rank 0 writes to a file, at most one small write per 0.2 s."""
+    """File in which rank 0 writes the number of steps done, at most every 0.2 s."""
 
     def __init__(self, directory: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -31,7 +31,7 @@ class ProgressFile:
         self._due = 0.0
 
     def update(self, steps_done: int) -> None:
-        """Writes the number of steps done, in fixed width so that readers never see half of it."""
+        """Writes the number of steps done. The width is fixed, so readers see a whole number."""
         now = time.monotonic()
         if self._fd >= 0 and now >= self._due:
             with suppress(OSError):
@@ -45,7 +45,7 @@ class ProgressFile:
 
 
 class ProgressLine:
-    """Progress that the launcher shows: a changing line on a terminal, else at most one line."""
+    """Progress of a job: a changing line on a terminal, elsewhere at most one printed line."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Environment, versions and git state of a run, for repeating it with the same options.
+"""Environment, versions and git state of a run, so that users can repeat the run.
 
-No function of this module fails a run: a fact that cannot be determined is reported as unknown.
+A fact that cannot be determined is reported as unknown, and causes no error.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PREFIXES = (
     *("COMMPROF_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH_", "UCX_"),
 )
-#: Variables that are left out although the names above include them: variables whose names match
-#: the first pattern, or whose values contain //user:password@.
+#: A variable is left out if its name matches the first pattern, or if its value contains
+#: //user:password@.
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|(^|_)(API|ACCESS)?_?KEY(_|$)")
 _SECRET_VALUE = re.compile(r"//[^/\s]*:[^/\s]*@")
 
@@ -51,7 +51,7 @@ _UNKNOWN = "unknown"
 
 
 def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
-    """Returns the environment variables that repeating a run may need, from an allow-list.
+    """Returns the environment variables that influence a run, from an allow-list.
 
     Args:
         variables: variables to choose from; None: those of this process.
@@ -67,7 +67,7 @@ def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, of the system, and of the installed ones of `_PACKAGES`."""
+    """Returns the versions of Python, the system, and the installed packages of `_PACKAGES`."""
     versions_of = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:
@@ -104,16 +104,16 @@ def git_state(directory: Path) -> dict[str, Any]:
 
 
 def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
-    """Writes the uncommitted differences of tracked text files into the run directory.
+    """Writes the uncommitted changes of tracked text files into the run directory.
 
     Args:
         repository: a directory in a git repository, for which `git_state` returned a commit.
         directory: the run directory, where PATCH_FILE is written if there is a difference.
 
     Returns:
-        ``file``: the file's name, empty if none was written; ``bytes``: its length; ``cut``: True
-        if it ends at PATCH_LIMIT_BYTES and cannot be applied; ``binary_files``: files that are not
-        in it; ``left_out``: the reason why writing failed, or an empty string.
+        ``file``: the file's name, empty if none was written; ``bytes``: the file's length; ``cut``:
+        True if the file was cut at PATCH_LIMIT_BYTES; ``binary_files``: changed binary files, which
+        the file does not contain; ``left_out``: the reason why writing failed, or an empty string.
     """
     saved: dict[str, Any] = {
         "file": "",
@@ -142,7 +142,7 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    """This process's command line, in a form that can be typed again."""
+    """Returns this process's command line as a user would type it."""
     _, *words = sys.orig_argv
     if words[:1] == ["-u"]:  # torchrun adds this option
         del words[0]
@@ -152,7 +152,6 @@ def command_line() -> list[str]:
 
 
 def _reason(error: OSError | subprocess.CalledProcessError) -> str:
-    """Returns the reason why git or the system failed, for the end of a sentence."""
     if isinstance(error, OSError):
         return error.strerror or "git cannot be started"
     message = (error.stderr or b"").decode(errors="replace")

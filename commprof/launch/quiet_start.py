@@ -1,9 +1,7 @@
-"""First import of the fork server; makes Ctrl-C end the server without a traceback.
+"""Makes Ctrl-C end the fork server without a traceback; the server imports this module first.
 
-Without this module, a Ctrl-C while the server imports torch would raise a KeyboardInterrupt that
-the server does not catch. After its imports the server ignores Ctrl-C. multiprocessing restores
-this module's signal handling in the ranks that the server forks: Ctrl-C ends a rank without a
-traceback, until `worker.guarded` handles the signal.
+The server does not catch a KeyboardInterrupt while it imports torch. The forked ranks also end
+without a traceback, until `worker.guarded` handles Ctrl-C.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Rendezvous:
             )
         if self.nodes > 1 and self.endpoint is None:
             raise UsageError(
-                "--nnodes needs --rdzv-endpoint HOST:PORT, the same on all machines: an address of "
-                "the machine with --node-rank 0"
+                "--nnodes needs --rdzv-endpoint HOST:PORT with an address of the machine that has "
+                "--node-rank 0; give the same endpoint on all machines"
             )
 
     @property
@@ -43,7 +43,7 @@ class Rendezvous:
         return self.node_rank == 0
 
     def check(self, world_size: int) -> None:
-        """Raises UsageError if machines get unequal rank counts, or the port cannot be opened."""
+        """Raises UsageError if machines get unequal numbers of ranks, or the port is not free."""
         if world_size % self.nodes:
             raise UsageError(
                 f"{world_size} ranks cannot be divided equally among {self.nodes} machines; for "
@@ -55,9 +55,9 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous for the command's launch with index ``number`` (from 0).
+        """Returns the rendezvous of the launch with index ``number``, from 0.
 
-        With several machines, each launch uses another port.
+        With several machines, each launch of a command uses another port.
         """
         if self.nodes == 1 or self.endpoint is None:
             return self
@@ -96,7 +96,7 @@ class StartedRendezvous(Rendezvous):
     """Rendezvous of ranks that another launcher started and numbered."""
 
     def check(self, world_size: int) -> None:
-        """Accepts every world size: the launcher has checked it."""
+        """Does nothing, because the launcher has checked the world size."""
 
 
 ALONE = Rendezvous()
@@ -116,7 +116,7 @@ def endpoint_parts(endpoint: str) -> tuple[str, int]:
 
 
 def _may_name_host(text: str) -> bool:
-    """False for a text that no host can have as its name or address, such as ``a..b``."""
+    """False if the text, such as ``a..b``, cannot be the name or address of a host."""
     try:
         text.encode("idna")  # as socket.getaddrinfo does
     except UnicodeError:
@@ -133,7 +133,7 @@ def _check_free(host: str, port: int, nodes: int) -> None:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            # Several machines need a fixed endpoint: only a single machine can use any free port.
+            # Only a single machine can use any free port.
             more = ", or leave --rdzv-endpoint out to get a free one"
             if nodes > 1:
                 more = ", the same on all machines"

@@ -1,4 +1,4 @@
-"""Files that are not essential: a failed write is reported on stderr, and the run goes on."""
+"""Writes files that a run can do without: if a write fails, the run goes on."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def keep_text(path: Path, text: str) -> bool:
 
 
 def save_context(directory: Path, context: dict[str, Any]) -> None:
-    """Writes ``run.json`` as a whole; a failure is printed on stderr and does not end the run."""
+    """Writes ``run.json``; if the write fails, prints the reason on stderr."""
     keep_text(directory / RUN_FILE, json.dumps(context, indent=1) + "\n")

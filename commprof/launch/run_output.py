@@ -1,4 +1,4 @@
-"""The run directory of ``commprof run``: its choice and creation."""
+"""Chooses and creates the run directory of ``commprof run``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE_S = 900
 
 
 def chosen_directory(args: argparse.Namespace, subject_name: str, rendezvous: Rendezvous) -> Path:
-    """Chooses, but does not create, the run directory; all machines must see this directory."""
+    """Chooses the run directory, without creating it."""
     directory: Path | None = args.output
     if directory is None and rendezvous.nodes > 1:
         raise UsageError(
@@ -63,7 +63,6 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 
 def _await_first(directory: Path) -> None:
-    """Waits until machine 0 has created the run directory on the shared file system."""
     begin, announced = time.monotonic(), False
     while not (directory / RUN_FILE).exists():
         waited_s = time.monotonic() - begin

@@ -1,4 +1,4 @@
-"""The sweep of ``commprof run``: each strategy at each world size, in directories of their own."""
+"""Runs a job at several world sizes. Each world size has its own directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 
 def subjects_of(args: argparse.Namespace) -> list[Target]:
-    """Lists the targets to run: a script, or the workload once for each strategy.
+    """Returns the targets to run: the script, or one workload target for each strategy.
 
     Raises:
         UsageError: a strategy is named twice.
@@ -42,7 +42,10 @@ def subjects_of(args: argparse.Namespace) -> list[Target]:
 
 
 def places_of(directory: Path, targets: Sequence[Target]) -> list[Path]:
-    """Returns each target's directory: a subdirectory, or for a single target the run directory."""
+    """Returns the directory of each target.
+
+    A single target uses the run directory. If there are several targets, each has a subdirectory.
+    """
     if len(targets) == 1:
         return [directory]
     return [directory / re.sub(r"[^A-Za-z0-9]+", "-", target.strategy) for target in targets]
@@ -56,10 +59,12 @@ def run_world_sizes(
     context: dict[str, Any],
     beside: Callable[[Path], AbstractContextManager[None]],
 ) -> int:
-    """Runs the world sizes in order, up to the first that fails; returns the last exit code.
+    """Runs the target at each world size in order, and stops after the first failure.
 
-    context: content of ``run.json``. beside: given a world size's directory, returns the context
-    manager that is entered while that world size runs.
+    context: content of ``run.json``. beside: takes the directory of a world size, and returns a
+    context manager that is active during the run of this world size.
+
+    Returns the exit code of the last run.
     """
     if rendezvous.is_first:
         save_context(directory, context)
@@ -78,7 +83,6 @@ def _run_world(
     world_size: int,
     context: dict[str, Any],
 ) -> int:
-    """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
     world = world_directory(directory, world_size)
     name = counted(world_size, "rank")
     code, ended_by = 0, None
@@ -108,7 +112,7 @@ def _run_world(
 
 
 def _salvage(world: Path) -> None:
-    """Completes the traces of ranks that were killed; all ranks have ended by now."""
+    """Completes the traces of killed ranks. Call it only after all ranks have ended."""
     from commprof.trace.reader import salvage
 
     for trace in sorted([*world.glob("*.trace"), *world.glob("job_*/*.trace")]):
@@ -119,7 +123,7 @@ def _salvage(world: Path) -> None:
 
 
 class _Ended(BaseException):
-    """Raised for a signal that ends this process, so that the ranks' traces are saved first."""
+    """Raised for SIGTERM and SIGHUP, so that traces are completed before this process ends."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -135,7 +139,7 @@ def _signals_as_exceptions() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         raise _Ended(number)
 
-    # Under nohup SIGHUP is ignored, and stays ignored.
+    # Under nohup, SIGHUP is ignored. It must stay ignored.
     caught = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     for number in caught:
         signal.signal(number, end)

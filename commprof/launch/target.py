@@ -29,21 +29,21 @@ class Preview:
     environment: dict[str, str]
     """Environment variables of each rank, in addition to this process's and torchrun's."""
     details: tuple[str, ...]
-    """Sentences on the ranks' training, and on the memory that they need."""
+    """Sentences about the training, and about the memory that the ranks need."""
 
 
 class Target(Protocol):
-    """Interface of the job that a run launches: checked first, then started at each world size."""
+    """Interface of the job that ``commprof run`` starts at each world size."""
 
-    #: Name that the default run directory contains.
+    #: Part of the default run directory's name.
     name: str
-    #: Strategy as on the command line; empty for a script, which has its own.
+    #: Strategy as on the command line; empty for a script.
     strategy: str
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
-        """Checks the target; returns a description of what will run, for the report's heading.
+        """Checks the target; returns its description for the report's heading.
 
-        rendezvous: rendezvous of the first world size; ``world_sizes[i]`` uses
+        rendezvous: rendezvous of the first world size. ``world_sizes[i]`` uses
         ``rendezvous.turn(i)``.
 
         Raises:
@@ -54,24 +54,24 @@ class Target(Protocol):
         """Returns the target's options, for ``run.json``."""
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """Runs all ranks, which leave their traces in ``directory``.
+        """Runs all ranks. The ranks write their traces to ``directory``.
 
         Raises:
             CommprofError: a rank failed, or the ranks could not be started.
         """
 
     def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
-        """Describes what ``launch`` would start; ``check`` must have been called before.
+        """Describes what ``launch`` would start. Call ``check`` first.
 
-        local_ranks: ranks on this machine.
+        local_ranks: number of ranks on this machine.
         """
 
     def exit_code(self, error: RankFailedError) -> int:
-        """Exit code of the command when a rank failed."""
+        """Returns the exit code of ``commprof run`` after a rank failed."""
 
 
 class WorkloadTarget:
-    """A built-in workload in the built-in training loop, under one strategy."""
+    """A built-in workload with one strategy."""
 
     def __init__(self, args: argparse.Namespace, strategy: str = "ddp") -> None:
         """Keeps the arguments of ``commprof run``."""
@@ -112,7 +112,7 @@ class WorkloadTarget:
         }
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """Trains the workload on all ranks; restarts them on failure up to --max-restarts times."""
+        """Trains the workload; restarts the ranks after a failure, up to --max-restarts times."""
         from commprof.launch.attempts import run_attempts
 
         launch = _elastic().launch
@@ -168,8 +168,8 @@ class WorkloadTarget:
             overhead_steps=0 if args.trial else overhead_steps,
             seed=_given(args, "seed"),
             threads_per_rank=args.placement.threads.count,
-            # The native observer sees DDP's buckets without a hook; a hook would add a pass over
-            # the gradients. Python capture needs the hook.
+            # Only Python capture needs the hook. Native capture records DDP's buckets without a
+            # hook.
             hook=_native.native is None,
             compressor=args.hook or "",
             trial=args.trial or "",
@@ -178,10 +178,6 @@ class WorkloadTarget:
         )
 
     def _steps(self) -> int | None:
-        """Returns the number of steps: --steps, or the number that the trial needs.
-
-        None if --steps is not given, and there is no trial or --epochs is given.
-        """
         steps: int | None = self._args.steps
         if not self._args.trial or steps is not None or self._args.epochs is not None:
             return steps
@@ -201,7 +197,7 @@ class ScriptTarget:
         self.strategy = ""
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
-        """Checks that the script exists and the options are for scripts; returns its command."""
+        """Checks the options and that the script exists; returns the script's command."""
         given = [
             "--" + name.replace("_", "-")
             for name in WORKLOAD_OPTIONS
@@ -225,7 +221,7 @@ class ScriptTarget:
         return {"script": self._command, **_asked(self._args)}
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """Runs the script on all ranks; restarts them on failure up to --max-restarts times."""
+        """Runs the script; restarts the ranks after a failure, up to --max-restarts times."""
         from commprof.launch.attempts import run_attempts
 
         launch_script = _elastic().launch_script
@@ -243,7 +239,7 @@ class ScriptTarget:
         return Preview(
             f"python -u {shlex.join(self._command)}",
             self._environment(world_size, directory),
-            ("The script's model and its memory are not known before it runs.",),
+            ("The model and its memory are not known before the script runs.",),
         )
 
     def _environment(self, world_size: int, directory: Path) -> dict[str, str]:
@@ -262,19 +258,19 @@ class ScriptTarget:
         return environment
 
     def exit_code(self, error: RankFailedError) -> int:
-        """The script's exit code; as in a shell, 128 + signal number if a signal ended it."""
+        """Returns the script's exit code; 128 + signal number if a signal ended the script."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
 
 
 def _module_exists(name: str) -> bool:
-    """True if the ranks will find the module; of ``package.module``, only ``package`` is tested."""
+    """True if the module exists. For ``package.module``, only ``package`` is checked."""
     path = [os.getcwd(), *sys.path]
     return importlib.machinery.PathFinder.find_spec(name.partition(".")[0], path) is not None
 
 
 def _elastic() -> ModuleType:
-    """Imports and returns commprof.launch.elastic; loading torch with it can take seconds."""
+    """Imports commprof.launch.elastic. The import loads torch, which can take seconds."""
     with ends_at_once():
         from commprof.launch import elastic
 
@@ -282,7 +278,6 @@ def _elastic() -> ModuleType:
 
 
 def _training(job: Any, options: TrainingOptions) -> str:
-    """Describes a job's training in a sentence, with the options that are not at their default."""
     words = [f"{job.scaling} scaling", f"seed {job.seed}", f"backend {job.backend}"]
     words.append(f"hook {job.compressor}" if job.compressor else "no hook")
     for name, value in options.chosen().items():
@@ -297,7 +292,6 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns entries of ``run.json`` for given options; options not given have no entry."""
     names = ("hook", "bucket_cap_mb", "fsdp", "trial")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.predicted is not None:

@@ -1,8 +1,8 @@
-"""Cores that this process may use: hyper-threads, NUMA nodes, and the cgroup's limits.
+"""Finds the CPU cores that this process may use.
 
-The module reads sysfs (the kernel's Documentation/ABI: sysfs-devices-system-cpu,
-sysfs-devices-node) and the cgroup's files (Documentation/admin-guide/cgroup-v2, and v1's
-sched-bwc). A cgroup's cpuset is part of the process's CPU affinity; its CPU quota is not.
+Sources: the kernel's Documentation/ABI (sysfs-devices-system-cpu, sysfs-devices-node) for sysfs,
+Documentation/admin-guide/cgroup-v2 for cgroup v2, and sched-bwc for cgroup v1. The CPU affinity of
+a process respects the cpuset of its cgroup, but not the CPU quota.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Topology:
 
     @property
     def usable_cpus(self) -> int:
-        """Number of threads that can run at once: hyper-threads, or fewer if the quota is less."""
+        """Number of threads that can run at the same time, limited by hyper-threads and quota."""
         granted = len(self.cpus) if self.quota_cpus is None else max(1, int(self.quota_cpus))
         return min(len(self.cpus), granted)
 
@@ -66,10 +66,10 @@ def this_host() -> Topology:
 
 
 def read_topology(allowed: Iterable[int], root: Path = Path("/")) -> Topology:
-    """Returns the cores among ``allowed``, as the kernel's files under ``root`` describe them.
+    """Returns the cores of the CPUs ``allowed``, read from the kernel's files under ``root``.
 
-    If the kernel does not list siblings, each CPU is a core; if it does not list nodes, all cores
-    are on node 0.
+    If the kernel does not list siblings, each CPU counts as a core. If the kernel does not list
+    nodes, all cores are on node 0.
     """
     usable = set(allowed)
     online = _cpu_list(root / _CPUS / "online")
@@ -110,7 +110,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def _cpu_list(path: Path) -> tuple[int, ...]:
-    """Reads a file with a list of CPUs; empty if the file does not exist."""
+    """Reads a list of CPUs from a file; empty if the file is missing or malformed."""
     try:
         return parse_cpu_list(path.read_text())
     except (OSError, UsageError):
@@ -123,7 +123,7 @@ def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
-    """Returns the hyper-threads of a CPU's core; reads another file for kernels before 5.3."""
+    # Kernels before 5.3 have only thread_siblings_list.
     folder = root / _CPUS / f"cpu{cpu}" / "topology"
     return _cpu_list(folder / "core_cpus_list") or _cpu_list(folder / "thread_siblings_list")
 
@@ -144,7 +144,7 @@ def _quota(root: Path) -> float | None:
 
 
 def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
-    """Yields the cgroup's folder and its parents; in a container often only the topmost exists."""
+    """Yields the folders of a cgroup and of its parents; some folders may not exist."""
     mounts = [mount, mount / "unified"] if not controllers else []
     if "cpu" in controllers.split(","):
         mounts = [mount / "cpu", mount / controllers]

@@ -1,8 +1,7 @@
-"""A rank that torchrun, srun or mpirun started: its number, and rank 0's message to the others.
+"""Ranks that torchrun, srun or mpirun started.
 
-In such a process, ``commprof run`` starts no ranks: the process is one rank, and the job trains at
-one world size, the launcher's number of ranks. Rank 0 tells the other ranks, through the
-rendezvous' store, where the job file is.
+In such a process, ``commprof run`` starts no ranks, because the process itself is a rank. Rank 0
+sends the path of the job file to the other ranks through the store of the rendezvous.
 """
 
 from __future__ import annotations
@@ -24,23 +23,22 @@ from commprof.launch.rendezvous import endpoint_parts
 from commprof.launched import Launched, launched_as
 
 _PATIENCE_S = 300.0
-"""Time to wait for rank 0's message; the launcher may start ranks one after the other."""
+"""Seconds to wait for rank 0's message."""
 _SEEN_WITHIN_S = 60.0
-"""Time to wait for rank 0's file to appear; network file systems may take some seconds."""
+"""Seconds to wait for rank 0's file: network file systems may show the file late."""
 _KEY = "job"
 _SCONTROL_TIMEOUT_S = 30
 
-#: Default ports: for ranks of srun, chosen from the ids of Slurm job and job step; for ranks of
-#: mpirun, from mpirun's job id. They are below Linux's ephemeral ports.
+#: Range of the default ports, below Linux's ephemeral ports. The job's id selects the port.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _STEPS_PER_JOB = 16
-#: Variables with the job id of Open MPI 4, Open MPI 5 and Hydra.
+#: Variables that hold the job's id: one of Open MPI 4, one of Open MPI 5 and two of Hydra.
 _MPI_JOBS = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_KVS", "PMI_JOBID")
 
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """Rank of a process that a launcher started, and the rendezvous of all ranks."""
+    """A process that a launcher started as a rank, and the address of rank 0."""
 
     launcher: str
     """The launcher's command: torchrun, srun or mpirun."""
@@ -48,7 +46,7 @@ class LaunchedRank:
     world_size: int
     local_rank: int
     local_ranks: int
-    """Ranks per host; the largest number if hosts differ."""
+    """Number of ranks per host; an estimate if the launcher does not set it."""
     hosts: int
     address: str
     """Address of rank 0's host."""
@@ -76,13 +74,13 @@ def given_rank(
 ) -> LaunchedRank | None:
     """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    Also None for srun with one task per node, and for tasks of srun and mpirun with ``--nnodes``.
-    In these cases each task is a ``commprof run`` that starts the ranks of one machine.
+    Also None if a task of srun or mpirun starts the ranks of its machine itself: with ``--nnodes``,
+    or if srun started one task per node.
 
     Args:
         variables: the environment.
         nodes: --nnodes; None if not given.
-        endpoint: --rdzv-endpoint, which ranks of srun and mpirun use; None if not given.
+        endpoint: --rdzv-endpoint, for ranks of srun and mpirun; None if not given.
 
     Raises:
         UsageError: the process is a rank, but its rendezvous is not known.
@@ -101,16 +99,16 @@ def given_rank(
 
 
 def adopt_rank(nproc_given: bool = False) -> None:
-    """Sets the variables of a torchrun rank in a rank that srun or mpirun started.
+    """Sets torchrun's variables if srun or mpirun started this process as a rank.
 
-    Does nothing if RANK or WORLD_SIZE is set, if no launcher started several processes, or if
-    srun started one task per node and each task starts its node's ranks itself.
+    Does nothing if RANK or WORLD_SIZE is set already.
 
     Args:
-        nproc_given: True if the command line asks for a number of ranks.
+        nproc_given: True if the command line gives a number of ranks. With one task of srun per
+            node, each task then starts this number of ranks, and no variables are set.
 
     Raises:
-        UsageError: the process is a rank, but its rendezvous cannot be found out.
+        UsageError: the process is a rank, but its rendezvous is not known.
     """
     task = launched_as(os.environ)
     if task is None or task.world_size < 2 or {"RANK", "WORLD_SIZE"} & os.environ.keys():
@@ -124,7 +122,7 @@ def adopt_rank(nproc_given: bool = False) -> None:
 
 
 def slurm_tasks_and_hosts(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Returns the numbers of tasks and hosts of a Slurm step, or of the job outside of a step."""
+    """Returns the numbers of tasks and hosts of the Slurm step; outside of a step, of the job."""
     return (
         number_of(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
         number_of(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
@@ -162,7 +160,7 @@ def rank_and_world_size(variables: Mapping[str, str]) -> tuple[int, int] | None:
     """Returns the rank and world size that a launcher set in the environment; None if none did.
 
     Raises:
-        UsageError: RANK and WORLD_SIZE are set, but not all that ``init_process_group`` needs.
+        UsageError: RANK and WORLD_SIZE are set, but another variable is unset or not a number.
     """
     if not is_rank(variables):
         return None
@@ -176,7 +174,6 @@ def rank_and_world_size(variables: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def _unusable(variables: Mapping[str, str], needed: Sequence[str]) -> list[str]:
-    """Returns the variables that are unset, or that should be a number and are not."""
     return [
         name
         for name in needed
@@ -197,12 +194,12 @@ def _of_mpi(variables: Mapping[str, str], task: Launched, endpoint: str | None) 
         raise UsageError(
             f"mpirun started this process as one of {task.world_size} ranks on several hosts, but "
             "MASTER_ADDR is unset: give mpirun -x MASTER_ADDR=HOST (Open MPI) or -genv MASTER_ADDR "
-            "HOST (MPICH, Intel MPI), the host of rank 0"
+            "HOST (MPICH, Intel MPI). HOST is the host of rank 0"
         )
     else:
         port = number_of(variables, "MASTER_PORT", default=port)
-    # Launchers that set only PMI's variables give neither the rank within the host nor the number
-    # of ranks on the host. All ranks then count as ranks of one host.
+    # With PMI's variables alone, the hosts of the ranks are not known. All ranks then count as
+    # ranks of one host.
     local_rank = task.rank % local if task.local_rank is None else task.local_rank
     return LaunchedRank(
         "mpirun", task.rank, task.world_size, local_rank, local, hosts, address, port
@@ -234,7 +231,6 @@ def _of_slurm(
 
 
 def _first_host(variables: Mapping[str, str], hosts: int) -> str:
-    """Returns the name of the first host of a Slurm step, as Slurm's own tool lists the hosts."""
     if hosts == 1:
         return "localhost"
     names = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
@@ -255,14 +251,14 @@ def _first_host(variables: Mapping[str, str], hosts: int) -> str:
 
 
 class StoreMessage:
-    """Message from rank 0 to the other ranks in the rendezvous' store, before the training.
+    """Message from rank 0 to the other ranks, sent through the store of the rendezvous.
 
-    The object must live until its rank is done: without torchrun, the store's server runs in the
-    process of rank 0, and torch's process group uses the same server.
+    The object must live until its rank has ended: the object may own the server of the store, and
+    torch's process group uses the same server.
     """
 
     def __init__(self, given: LaunchedRank, patience_s: float = _PATIENCE_S) -> None:
-        """Connects to the store. Raises CommprofError if this rank does not reach it."""
+        """Connects to the store. Raises CommprofError if the store cannot be reached."""
         from torch.distributed import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
@@ -299,7 +295,7 @@ class StoreMessage:
 
 
 def await_file(path: Path, given: LaunchedRank, patience_s: float = _SEEN_WITHIN_S) -> None:
-    """Waits until this host sees rank 0's file. Raises CommprofError if it does not appear."""
+    """Waits until this host sees rank 0's file. Raises CommprofError if the wait is too long."""
     end = time.monotonic() + patience_s
     while not path.exists():
         if time.monotonic() > end:
@@ -311,9 +307,9 @@ def await_file(path: Path, given: LaunchedRank, patience_s: float = _SEEN_WITHIN
 
 
 def number_of(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
-    """Returns the whole number in the first variable of ``names`` that is set.
+    """Returns the number in the first variable of ``names`` that is set.
 
-    Returns ``default`` if none is set, or if the value of this variable is not a number.
+    Returns ``default`` if no variable is set, or if the value is not a whole number.
     """
     value = next((variables[name] for name in names if name in variables), "")
     return int(value) if value.isdecimal() else default

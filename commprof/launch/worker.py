@@ -1,4 +1,4 @@
-"""One rank of a job: `run_rank` in a launched process, or `python -m commprof.launch.worker JOB`.
+"""Runs one rank of a job: by `run_rank`, or by `python -m commprof.launch.worker JOB`.
 
 The environment must hold RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 """
@@ -43,8 +43,7 @@ RESULT_SCHEMA_VERSION = 1
 """Version of the layout of `rank_R.json`."""
 
 _INTERRUPTED_EXIT_CODE = 130  # the exit code that shells give for SIGINT
-# Pause of a rank whose error seems to come from another rank's end, see `guarded`. The launcher
-# polls the ranks many times in this period.
+# Pause of a rank before it raises an error that another rank seems to have caused, see `guarded`.
 _PEER_GRACE_S = 2.0
 _EXIT_PAUSE_S = 0.02
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO)
@@ -59,11 +58,10 @@ def run_rank(job_path: str, cpu_sets: str = "") -> None:
 
 
 def guarded(work: Callable[[], None]) -> None:
-    """Runs a rank's work and reports a failure in the form that the launcher expects.
+    """Runs a rank's work; prints an exception on stderr and raises it again.
 
-    Prints the traceback of an exception on stderr and raises the exception again. If the end of
-    another rank seems to be the cause, the function pauses before it raises the exception, so that
-    the launcher notices the other rank first.
+    If another rank's end seems to have caused the exception, pauses before raising the exception.
+    So the launcher notices the other rank first.
     """
     _end_with_the_launcher()
     try:
@@ -87,8 +85,7 @@ def guarded(work: Callable[[], None]) -> None:
 
 
 def _run(job: Job, cpu_sets: str) -> None:
-    # Imported here, because the launcher imports this module too: only ranks load capture and its
-    # native part.
+    # Imported here, because the launcher imports this module too and must not load capture.
     from commprof.capture.attachment import attach
     from commprof.capture.patches.every_model import cap_every_model
     from commprof.capture.profiler import profile
@@ -138,7 +135,6 @@ def _run(job: Job, cpu_sets: str) -> None:
 
 
 def _keep(path: Path, value: dict[str, Any]) -> None:
-    """Writes this rank's result; a disk error is printed and not raised."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -164,7 +160,6 @@ def _environment_rank(job: Job) -> int:
 
 
 def _identity(rank: int) -> dict[str, Any]:
-    """Returns the first keys of the result file: version of its layout, rank, host, process id."""
     return {
         "schema_version": RESULT_SCHEMA_VERSION,
         "rank": rank,
@@ -174,7 +169,6 @@ def _identity(rank: int) -> dict[str, Any]:
 
 
 def _setup(job: Job, plan: Plan) -> dict[str, Any]:
-    """Returns the run's set-up, the same on all ranks, for the trace and the result."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "world_size": job.world_size,
@@ -213,20 +207,19 @@ def _train(
 
 
 def _lot() -> str:
-    """Returns a seed for random draws: the same on all ranks of a launch, new in each launch."""
+    """Returns a seed for random numbers. All ranks of a launch have the same seed."""
     from commprof.capture.job.metadata import elastic_run_id
 
     return f"{elastic_run_id()} {os.environ['MASTER_PORT']}"
 
 
 def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any]:
-    """Returns the measured part of this rank's result file.
+    """Returns the measured values for the result file.
 
-    Key ``truth``: phase times that the workload itself recorded in the training steps, without the
-    steps that measure capture's overhead afterwards. None if the workload does not record them, or
-    with several backward passes per step.
+    Key ``truth``: phase times of the training steps, as the workload itself recorded them. None if
+    the workload records no phase times, or if a step has several backward passes.
     """
-    # With accumulation a workload's phases are those of backward passes, not of steps.
+    # With accumulation, the workload records phases for each backward pass, not for each step.
     truth = trainee.truth() if plan.options.accumulate == 1 else None
     return {
         "samples": sum(result.step_samples),
@@ -242,10 +235,10 @@ def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any
 
 
 def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
-    """Returns the bytes that the strategy must exchange per step, and a checksum of the weights.
+    """Returns the expected communication per step, and a checksum of the weights.
 
-    Key ``expected``: the bytes; None with a compressor, which changes their number. Key
-    ``weights_crc32``: the checksum, equal on all ranks; None if no rank has all weights.
+    Key ``expected``: None with a compressor. Key ``weights_crc32``: None if no rank has all
+    weights.
     """
     weights = None
     if plan.strategy.replicated:
@@ -261,7 +254,7 @@ def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
 def _end_with_the_launcher() -> None:
     """Ends this process when the launcher ends.
 
-    The parent of this process is the fork server, so a thread watches the launcher instead.
+    A thread waits for the launcher, because the parent process is the fork server.
     """
     launcher = multiprocessing.parent_process()
     if launcher is None:
@@ -275,12 +268,12 @@ def _end_with_the_launcher() -> None:
 
 
 def _is_from_a_peer(error: Exception) -> bool:
-    """True if the error comes from communication, which mostly fails because another rank ended."""
+    """True for errors of communication. Most of them occur because another rank ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def main() -> None:
-    """Runs one rank of a job; argv[1] is the job's file, the variable RANK is the rank."""
+    """Runs one rank of a job; argv[1] is the path of the job's file."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: {invocation.module('commprof.launch.worker')} JOB.json")
     try:
@@ -304,27 +297,23 @@ class MemoryUse:
     peak_bytes: int
     """Peak of resident memory from the first training step on."""
     device_peak_bytes: int | None
-    """Peak of GPU memory from torch's allocator, from the first step on; None on a CPU."""
+    """Peak of torch's GPU memory from the first training step on; None on a CPU."""
 
 
 class PeakMemory:
-    """Measures peak memory from `start()` on; to be created before the model."""
+    """Measures peak memory from `start()` on. Create the object before the model."""
 
     def __init__(self, device: str) -> None:
-        """Notes the memory in use; ``device`` is the model's device, such as ``cuda:0``."""
+        """Reads the memory in use. ``device`` is the model's device, such as ``cuda:0``."""
         self._cuda = device if torch.device(device).type == "cuda" else None
         self._before_bytes = _resident("VmRSS")
 
     def start(self) -> None:
-        """Starts measuring the peak, after returning freed memory to Linux.
-
-        Memory that was freed while the model was created would otherwise count as used.
-        """
+        """Returns freed memory to Linux, so that it does not count, and starts measuring."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # only glibc has it
             libc.malloc_trim(0)
-        # If a sandbox forbids the reset, the peak counts from the start of the process: it may be
-        # too large, but not too small.
+        # If a sandbox forbids the reset, the measured peak may be too large.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
         if self._cuda:
@@ -339,7 +328,7 @@ class PeakMemory:
 def _resident(key: str) -> int:
     """Returns the value of a key of /proc/self/status, in bytes.
 
-    A sandbox's kernel may lack VmHWM. The result is then the peak since the process started.
+    If the key is missing, as in some sandboxes, returns the peak since the process started.
     """
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")

@@ -1,5 +1,4 @@
-"""Observation of a running job from outside of its ranks: their traces are read while they grow.
+"""Observes a running job by reading its traces while the ranks write them.
 
-Monitor and watchdog are processes of their own; a rank only starts them, or reads its own trace for
-``prof.summary()``. Nothing here imports torch.
+The monitor and the watchdog are separate processes. Nothing in this package imports torch.
 """

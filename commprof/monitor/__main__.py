@@ -1,6 +1,6 @@
-"""``python -m commprof.monitor RUN --metrics ...``: metrics of a job that is already running.
+"""Shows live metrics of a running job: ``python -m commprof.monitor RUN --metrics ...``.
 
-If started by hand, it runs until Ctrl-C, even after the end of the job.
+If started by hand, the monitor runs until Ctrl-C, even after the job has ended.
 """
 
 from __future__ import annotations

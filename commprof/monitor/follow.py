@@ -1,16 +1,11 @@
-"""Reads traces while their ranks still write them; each block is read once.
+"""Reads traces while the ranks still write them.
 
 The writer writes a block's header after its payload, so a block is visible as a whole or not at
 all. A written block does not change, unless it is a summary. Summaries are overwritten in a few
-reserved blocks (slots), whose headers are read again at every poll (``docs/architecture.md``). A
-rank flushes its records every 0.2 s; records that it has not flushed yet are not seen.
+reserved blocks (slots), which every poll checks for changes (``docs/architecture.md``).
 
-Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is checked against the
-file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
-
-``commprof run`` trains several world sizes and strategies one after the other, each in its own
-directory. The directory that was written to last holds the current job. While this job runs, it
-stays the current one, even if another directory is written to.
+Files may be damaged. A length is checked against the file size before memory is allocated, and
+``problems`` lists the parts that cannot be read.
 """
 
 from __future__ import annotations
@@ -34,11 +29,10 @@ from commprof.trace.run.endings import attempt_paths, rank_and_attempt
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.summary import Summary
 
-#: Larger blocks are skipped: a flush holds at most the contents of the rings, 1 MiB per thread.
+#: Larger blocks are skipped. A flush writes at most 1 MiB for each thread.
 _LARGEST_BLOCK_BYTES = 256 << 20
-#: Largest number of bytes that one poll reads; catching up with a longer trace needs several polls.
 _BYTES_PER_POLL = 32 << 20
-#: A block with a wrong checksum may still be being written: this many polls read it again.
+#: Number of polls that read a block again if its checksum is wrong: the block may be incomplete.
 _RETRIES = 3
 _MOST_PROBLEMS = 20
 
@@ -46,20 +40,19 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 
 
 class TraceTail:
-    """Reader of one growing trace file. Not thread-safe; close it, or use it in ``with``.
+    """Reads one growing trace file. Not thread-safe. Close the object, or use it in ``with``.
 
-    The file stays open, so reading goes on even if the trace's directory is deleted; and if the
-    recorder then makes the trace again, reading continues in the new file.
+    The file stays open, so reading goes on even if the file is deleted. If the recorder creates the
+    file again, reading continues in the new file.
     """
 
     def __init__(self, path: Path, recent_bytes: int | None = None) -> None:
-        """Opens nothing before the first :meth:`poll`; the file may not exist yet.
+        """Opens no file yet: the first :meth:`poll` does, once the file exists.
 
         Args:
             path: the trace.
-            recent_bytes: the first poll that finds the file skips all records before the last
-                ``recent_bytes`` bytes of the file; None skips none. Metadata, groups and summaries
-                are always read.
+            recent_bytes: when the file is opened, records before its last ``recent_bytes`` bytes
+                are skipped; None to skip none. Metadata, groups and summaries are always read.
         """
         self.path = path
         #: Sentences about parts that could not be read; at most the first ``_MOST_PROBLEMS``.
@@ -73,11 +66,10 @@ class TraceTail:
         self._broken = False
         self._retries = 0
         self._caught_up = False
-        #: Number of records lost in the rings so far; None until it is requested after a poll.
+        #: Number of records lost in the rings; None if not read since the last poll.
         self._dropped_in_rings: int | None = None
-        #: Number of bytes that this poll may still read.
         self._budget = 0
-        #: Checksum seen in each summary slot, by the slot's offset.
+        #: Last checksum of each summary slot, by the slot's offset.
         self._slots: dict[int, int] = {}
 
     @property
@@ -87,12 +79,12 @@ class TraceTail:
 
     @property
     def groups(self) -> dict[int, Group]:
-        """Process groups described so far, by this rank's id of the group."""
+        """Process groups read so far, by this rank's id of the group."""
         return self._content.groups
 
     @property
     def stacks(self) -> dict[int, tuple[str, ...]]:
-        """The stacks described so far, by id."""
+        """Stacks read so far, by id."""
         return self._content.stacks
 
     @property
@@ -118,7 +110,7 @@ class TraceTail:
 
     @property
     def dropped(self) -> int:
-        """Number of records lost so far, as the trace and, until it ends, its ring files show."""
+        """Number of records lost so far."""
         summary = self._content.summary
         dropped = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
@@ -140,15 +132,14 @@ class TraceTail:
 
     @property
     def in_doubt(self) -> bool:
-        """True if it is not known yet whether a block is damaged or still being written."""
+        """True while a block has a wrong checksum but may only be incomplete."""
         return self._retries > 0 and not self._broken
 
     def poll(self) -> Records:
         """Returns the records of newly completed blocks, ordered by time.
 
-        Across calls, records of one thread are in order; records of different threads may be up to
-        a flush interval (0.2 s) out of order. The result is empty if nothing is new or there is
-        no file yet. If reading fails, ``problems`` says so.
+        Records of different threads may be out of order across calls, by up to 0.2 s. If reading
+        fails, the reason is added to ``problems``.
         """
         try:
             if self._fd < 0 and not self._open():
@@ -178,7 +169,6 @@ class TraceTail:
         self.close()
 
     def _open(self) -> bool:
-        """Opens the file; returns False until it exists and has a header."""
         if self._broken:
             return False
         try:
@@ -202,10 +192,9 @@ class TraceTail:
         return True
 
     def _follow_to_new_file(self) -> None:
-        """If the file was removed and the recorder made it again, continues in the new file.
+        """Continues in the new file if the file was removed and the recorder created it again.
 
-        The recorder copies all that it has written, so the position stays valid. Reading goes on in
-        the old file until the copy is complete, and if the new file is of another recording.
+        The new file begins with a copy of the old file, so the position stays valid.
         """
         old = os.fstat(self._fd)
         if self._broken or old.st_nlink:
@@ -222,7 +211,6 @@ class TraceTail:
             os.close(fd)
 
     def _file_header(self, fd: int) -> bytes:
-        """Returns the file header's bytes written so far; closes a file that cannot be read."""
         try:
             return os.pread(fd, schema.FILE_HEADER.size, 0)
         except OSError:
@@ -234,7 +222,6 @@ class TraceTail:
         return os.fstat(self._fd).st_size
 
     def _look_at_summaries(self) -> None:
-        """Reads the newest of the summary blocks whose content changed since the last poll."""
         changed: list[memoryview] = []
         for offset, seen in self._slots.items():
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, offset)
@@ -251,7 +238,6 @@ class TraceTail:
             take_newest_summary(changed, self._content)
 
     def _read_blocks(self) -> bool:
-        """Reads up to the last complete block; False if the poll's byte limit ends it earlier."""
         while not self._broken and self._budget > 0:
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, self._at)
             if len(header) < schema.BLOCK_HEADER.size or not any(header):
@@ -271,7 +257,7 @@ class TraceTail:
         return self._broken
 
     def _read_block(self, block_type: int, length: int, crc: int, end: int) -> bool:
-        """Reads the block at ``_at``; False if the next poll should read it again."""
+        """Reads the block at ``_at``; False if the next poll should read the block again."""
         if block_type in (BlockType.SUMMARY, BlockType.SPARE):
             self._slots[self._at] = 0 if block_type == BlockType.SPARE else crc
         if block_type == BlockType.SPARE:
@@ -294,7 +280,6 @@ class TraceTail:
         return self._doubt(problem, end)
 
     def _payload(self, offset: int, length: int) -> bytes | None:
-        """Payload of the block at ``offset``; None if it is cut off or too large."""
         begin = offset + schema.BLOCK_HEADER.size
         if length > _LARGEST_BLOCK_BYTES or begin + length > self._size():
             return None
@@ -309,7 +294,6 @@ class TraceTail:
             self._stop(str(error))
 
     def _taken(self) -> Records:
-        """Returns the records of the blocks read since the last call, ordered by time."""
         content = self._content
         for problem in content.problems:
             self._complain(problem)
@@ -325,8 +309,8 @@ class TraceTail:
     def _doubt(self, problem: str, end: int | None) -> bool:
         """Counts failed reads of a block; returns True if the block should now be skipped.
 
-        ``end`` is the offset of the next block. If ``end`` is None, returns False and, after a few
-        failed reads, stops reading the file.
+        ``end`` is the offset of the next block. If ``end`` is None, the block cannot be skipped:
+        after a few failed reads, the rest of the file is ignored.
         """
         self._retries += 1
         if self._retries <= _RETRIES:
@@ -346,16 +330,15 @@ class TraceTail:
             self.problems.append(problem)
 
 
-#: Patterns of the directories in which a run keeps traces, the run directory first.
+#: Patterns of the directories that may hold traces, relative to the run directory.
 _PLACES: Final = (".", "job_*", "world_*", "world_*/job_*", "*/world_*")
-#: Largest number of trace files held open at once.
 _MOST_RANKS: Final = 4096
 
 
 def newest_job(run: Path, nested: bool = True) -> Path | None:
     """Finds the directory whose traces were written to last; None if there are no traces yet.
 
-    If ``nested`` is False, only ``run`` itself is searched, and not the directories in it.
+    If ``nested`` is False, the subdirectories of ``run`` are not searched.
     """
     newest: tuple[int, Path] | None = None
     for pattern in _PLACES if nested else _PLACES[:1]:
@@ -372,15 +355,15 @@ class JobTail:
     def __init__(
         self, directory: Path, recent_bytes: int | None = None, only_rank: int | None = None
     ) -> None:
-        """Opens nothing yet.
+        """Opens no file yet.
 
         Args:
             directory: the directory that holds the traces.
-            recent_bytes: bytes to read of each trace's earlier records, see :class:`TraceTail`.
+            recent_bytes: as for :class:`TraceTail`.
             only_rank: the one rank to follow; None to follow all.
         """
         self.directory = directory
-        #: Tails by rank, once their metadata was read.
+        #: Tails whose metadata was read, by rank.
         self.tails: dict[int, TraceTail] = {}
         self._recent_bytes = recent_bytes
         self._only_rank = only_rank
@@ -389,7 +372,6 @@ class JobTail:
         self._last: dict[int, TraceTail] = {}
         #: Trace of each rank that is not followed; None if the trace is not known yet.
         self._left: dict[int, Path | None] = {}
-        #: Number of times that a rank was restarted and began another trace.
         self.restarts = 0
 
     @property
@@ -402,14 +384,14 @@ class JobTail:
     def unread(self) -> dict[int, TraceTail]:
         """Tails of traces whose metadata was not read, by rank.
 
-        The metadata is not written yet, or it cannot be read; then ``problems`` has the reason.
+        If the metadata cannot be read, the tail's ``problems`` hold the reason.
         """
         return {rank: tail for rank, tail in self._last.items() if tail.metadata is None}
 
     def leave(self, ranks: Collection[int]) -> None:
-        """Stops following these ranks, until they begin another trace; follows all others again.
+        """Stops following these ranks until they begin a new trace; follows all other ranks.
 
-        A rank whose newest trace has no metadata yet is followed until the metadata is written.
+        A rank whose newest trace has no metadata yet is followed nevertheless.
         """
         paths = {rank: tail.path for rank, tail in self.tails.items()}
         unread = self.unread
@@ -458,7 +440,6 @@ class JobTail:
 
 
 def _traces(directory: Path) -> dict[int, Path]:
-    """Returns the trace of each rank's last attempt, by rank."""
     try:
         attempts = attempt_paths(directory)
     except OSError:

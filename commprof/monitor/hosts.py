@@ -1,7 +1,7 @@
-"""Other hosts of a job in always-on mode: their summaries are read instead of their ranks' traces.
+"""Reads the summaries of other hosts instead of their ranks' traces, in always-on mode.
 
-The monitor of each host follows its own ranks only and writes their sum. Only the monitor on rank
-0's host, and ``commprof top``, read what the other monitors wrote.
+The monitor of each host follows the ranks of its host and writes one summary for them. Only
+``commprof top`` and the monitor on rank 0's host read these summaries.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from commprof.trace.host_summary import (
 from commprof.trace.run.processes import Here
 from commprof.units import ns_to_s
 
-#: For this long after the first look, ranks of other hosts are not followed: their hosts may still
-#: write a first summary.
+#: Time that other hosts have to write their first summary. In this time, their ranks are not
+#: followed.
 _GRACE_S: Final = 20.0
-#: Largest number of ranks whose traces are followed although their hosts have written summaries,
-#: because the next summaries are overdue; at about 1 MB per trace.
+#: Largest number of traces to follow on hosts whose next summary is overdue. Each trace takes about
+#: 1 MB.
 _MOST_FOLLOWED: Final = 256
 
 
 @dataclass(frozen=True)
 class OtherHost:
-    """One host whose summary can be used."""
+    """A host with a usable summary."""
 
     seen: SeenHost
     part: SummaryPart
@@ -53,8 +53,7 @@ class OtherHosts:
         Args:
             job: the traces of the job.
             here: this host.
-            is_monitor: True for the monitor of a host, which has traces of its own to follow; False
-                for ``commprof top``.
+            is_monitor: True for the monitor of a host, False for ``commprof top``.
         """
         self._job = job
         self._here = here
@@ -63,15 +62,14 @@ class OtherHosts:
         self._until_s = math.inf
         #: Ranks whose traces were written on other hosts.
         self._elsewhere: set[int] = set()
-        #: True once summaries were found that hosts of the running job write.
+        #: True once a summary of the running job was found.
         self._used = False
-        #: All hosts whose files were found, in order.
         self.seen: tuple[SeenHost, ...] = ()
         #: The hosts in ``seen`` whose figures can be used.
         self.usable: tuple[OtherHost, ...] = ()
 
     def look(self) -> None:
-        """Reads the hosts' summaries, and stops following the traces that they replace."""
+        """Reads the summaries of other hosts, and stops following the traces of their ranks."""
         tails = self._job.tails
         local = {rank for rank, tail in tails.items() if self._is_local(tail)}
         self.seen, self.usable = (), ()
@@ -95,8 +93,8 @@ class OtherHosts:
         assert first is not None
         if local.issuperset(range(first["world_size"])):
             return
-        # Only ranks with a trace can count as ranks of other hosts: ranks begin one after another,
-        # and a rank that has no trace yet may run on this host.
+        # A rank without a trace may still begin on this host, so it does not count as a rank of
+        # another host.
         self._elsewhere = (self._elsewhere | tails.keys()) - local
         if 0 not in local:
             self._job.leave(self._elsewhere)
@@ -115,7 +113,7 @@ class OtherHosts:
         tails: dict[int, TraceTail],
         next_s: float,
     ) -> None:
-        """Writes this host's summary, in a job in which other hosts take part as well.
+        """Writes this host's summary.
 
         Args:
             state: the newest state of the job.
@@ -146,9 +144,8 @@ class OtherHosts:
     def instead_of(self, tails: dict[int, TraceTail]) -> list[OtherHost]:
         """Returns the hosts whose summaries are used instead of traces.
 
-        A host whose next summary is overdue is among them if the traces of some of its ranks are
-        not followed. Its figures are old, so they count in totals only, and not in comparisons by
-        step.
+        If a host's next summary is overdue, the host is in the result only if some of its ranks
+        are not followed. Its figures are old, so they count only in totals.
         """
         followed = {rank for rank, tail in tails.items() if tail.summary is not None}
         return [
@@ -158,7 +155,6 @@ class OtherHosts:
         ]
 
     def _read(self, own: Path | None) -> None:
-        """Reads the hosts' files except ``own``."""
         self.seen = tuple(self._files.look(own))
         usable: list[OtherHost] = []
         for host in self.seen:
@@ -177,10 +173,10 @@ class OtherHosts:
         return bool(sizes) and world_size not in sizes
 
     def _ranks_elsewhere(self) -> set[int]:
-        """Returns the ranks whose traces need not be followed, because their hosts wrote summaries.
+        """Returns the ranks that need not be followed, because their hosts wrote summaries.
 
-        If a host's next summary is overdue, its ranks' traces are followed nevertheless, because
-        the ranks may still run: up to ``_MOST_FOLLOWED`` traces of such hosts.
+        If a host's next summary is overdue, its ranks may still run. So up to ``_MOST_FOLLOWED``
+        ranks of such hosts are followed.
         """
         ranks: set[int] = set()
         room = _MOST_FOLLOWED
@@ -202,7 +198,7 @@ class OtherHosts:
 
 
 def waited_for_s(parts: Sequence[SummaryPart], world_size: int) -> dict[int, float]:
-    """Returns for how long others waited for each rank; empty if some times are not known."""
+    """Returns the time that ranks waited for each rank; empty if some times are not known."""
     known = sum(len(part.ranks) for part in parts if part.summary.arrivals_known)
     if known < world_size:
         return {}

@@ -1,8 +1,6 @@
-"""The monitor of one host: reads a run directory at intervals and feeds the outputs.
+"""Reads a run directory at intervals, and writes live metrics to the outputs.
 
-It reads what the ranks write and cannot affect them: the job continues even if the monitor or its
-outputs fail. When the job ends, the monitor reads the directory once more and ends too. The job
-lasts as long as one of its ranks does.
+The job continues even if the monitor or an output fails.
 """
 
 from __future__ import annotations
@@ -46,12 +44,11 @@ from commprof.trace.run.processes import identity
 _ALERT_S: Final = 0.5
 _MOST_COMPLAINTS: Final = 100
 _LAST_LOOKS: Final = 20
-#: The monitor takes at most this share of a core: if it would take more, the time between two looks
-#: at the run directory grows, up to ``_LONGEST_S``.
+#: Largest share of a core that the monitor uses. To keep this limit, the monitor reads the run
+#: directory less often, but at least every ``_LONGEST_S`` seconds.
 _OF_A_CORE: Final = 0.02
 _LONGEST_S: Final = 30.0
-#: Niceness of the monitor: training comes first, but with the lowest priority the monitor would
-#: starve on a busy host.
+#: Niceness of the monitor. With the largest niceness, the monitor would starve on a busy host.
 _NICE: Final = 10
 _PATIENCE_S: Final = 5.0
 
@@ -67,8 +64,8 @@ class Monitor:
         Args:
             run: the run directory; it need not hold a trace yet.
             settings: the outputs and their options.
-            of_process: ``PID:START`` of the process whose end ends the monitor; empty for none.
-                START is the start time in clock ticks since boot, as in /proc/PID/stat.
+            of_process: ``PID:START`` of a process; the monitor ends after this process. Empty for
+                none. START is the start time in clock ticks since boot, as in /proc/PID/stat.
             nested: as for ``Observer``.
 
         Raises:
@@ -81,7 +78,6 @@ class Monitor:
         self._complaints: set[str] = set()
         #: Content of the file with the endpoint's address; empty without an endpoint.
         self._address = b""
-        #: True if a rank of this host ran at the last look.
         self._a_rank_runs = False
         expected_s = (
             satellites.forecast().expected_times(settings.profile) if settings.profile else None
@@ -105,8 +101,7 @@ class Monitor:
             self._poll()
             if not lived and not self._a_rank_runs:
                 break
-            # ``used_s - before_s`` is the CPU time of one whole round: all of the monitor's work
-            # counts, not only the look.
+            # ``used_s - before_s`` is the CPU time of the last round.
             before_s, used_s = used_s, time.process_time()
             rest_s = min((used_s - before_s) / _OF_A_CORE, _LONGEST_S)
             rest_s = max(self._interval_s, rest_s)
@@ -116,8 +111,8 @@ class Monitor:
                 if self._ending.wait(min(_ALERT_S, left_s)):
                     break
                 if lived and not self._job_lives():
-                    break  # the remaining ranks are looked at without further delay
-        for _ in range(_LAST_LOOKS):  # read the last records of the ranks
+                    break
+        for _ in range(_LAST_LOOKS):
             self._poll()
             if self._logs.caught_up if self._logs is not None else self._observer.caught_up:
                 break
@@ -125,13 +120,13 @@ class Monitor:
         self._publish(self._interval_s)
 
     def end(self) -> None:
-        """Ends :meth:`run` after a last update; from any thread or signal handler."""
+        """Ends :meth:`run` after a last update. Any thread or signal handler may call this."""
         self._ending.set()
 
     def close(self) -> None:
         """Closes all outputs and files."""
-        # The file is removed before the endpoint is closed: until then, a later monitor cannot
-        # listen on the same address, and so cannot have replaced the file by an equal one.
+        # Remove the address file before closing the endpoint: after that, another monitor may use
+        # the same address and write an equal file.
         with suppress(OSError):
             if address_file(self._run).read_bytes() == self._address:
                 address_file(self._run).unlink()
@@ -141,18 +136,16 @@ class Monitor:
         self._observer.close()
 
     def _publish(self, next_s: float) -> None:
-        """Writes this host's summary; ``next_s``: seconds until the next one."""
         try:
             self._observer.publish(next_s)
         except OSError as error:
             self._complain(f"the summary of this host cannot be written: {error}")
-        except Exception as error:  # summaries that contradict each other must not end the monitor
+        except Exception as error:  # contradictory summaries must not end the monitor
             self._complain(
                 f"the summary of this host cannot be made: {type(error).__name__}: {error}"
             )
 
     def _follow_logs(self) -> None:
-        """Begins to follow logs of NCCL Inspector if the directory holds any."""
         with suppress(OSError, CommprofError):
             self._logs = logs_in(self._run)
 
@@ -213,7 +206,7 @@ class Monitor:
         return outputs
 
     def _listen(self, address: str) -> socket.socket:
-        """Listens on ``address``; waits while the monitor of an earlier attempt still uses it."""
+        """Listens on ``address``; waits if an earlier attempt's monitor still uses the address."""
         until = time.monotonic() + (_PATIENCE_S if self._pid else 0.0)
         while True:
             try:
@@ -234,7 +227,6 @@ class Monitor:
             self._complain(f"cannot write the endpoint's address to a file: {error}")
 
     def _complain(self, text: str) -> None:
-        """Logs each complaint once, at most ``_MOST_COMPLAINTS`` in all."""
         text = printable(text)
         if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(text)
@@ -243,7 +235,7 @@ class Monitor:
 
 
 def address_file(run: Path) -> Path:
-    """Path of the JSON file that holds the endpoint's address while this host's monitor runs."""
+    """Returns the path of the JSON file with the address of this host's endpoint."""
     host = re.sub(r"[^A-Za-z0-9_.-]", "_", socket.gethostname())
     return run / f"metrics_{host}.json"
 

@@ -46,7 +46,10 @@ _MOST_INTERFACES: Final = 64
 
 
 def rank_process(here: Here, metadata: dict[str, Any]) -> tuple[ProcessState | None, bool | None]:
-    """Returns a rank's process (None if dead or unknown) and whether it lives (None if unknown)."""
+    """Returns a rank's process, and True if the process lives.
+
+    The process is None if dead or unknown. The second value is None if unknown.
+    """
     state, found = here.find(metadata)
     if found is None:
         return None, None if state is State.UNKNOWN else False
@@ -55,7 +58,7 @@ def rank_process(here: Here, metadata: dict[str, Any]) -> tuple[ProcessState | N
 
 
 def this_host(proc: Path = PROC) -> HostState | None:
-    """Reads this host's load from its procfs; None if its kernel does not report it."""
+    """Reads this host's load from procfs; None if procfs lacks a value."""
     words = text_of(proc / "stat").split("\n", 1)[0].split()[1:9]
     memory = dict(
         line.split(":", 1) for line in text_of(proc / "meminfo").splitlines() if ":" in line
@@ -82,7 +85,6 @@ def own_process() -> tuple[float, int]:
 
 
 def _helpers_cpu_s(directory: Path) -> float:
-    """CPU time of commprof's own threads in a process; ``directory`` is its procfs directory."""
     nanoseconds = 0
     tasks = f"{directory}/task"
     try:
@@ -105,32 +107,30 @@ def _interfaces(text: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-#: When a trace is opened, only the records in this many bytes before its end are read.
+#: When a trace is opened, records before the last ``_RECENT_BYTES`` bytes are skipped.
 _RECENT_BYTES: Final = 16 << 20
 _MOST_PROBLEMS: Final = 20
-#: A rank whose process cannot be seen counts as running until this long after the last write to its
-#: trace.
+#: A rank whose process is unknown counts as running for this time after its last write.
 _QUIET_NS: Final = 10_000_000_000
-#: How long to wait for all ranks' traces before steps are counted with the ranks found so far.
+#: Time to wait for the traces of all ranks. After that, steps are counted without missing ranks.
 PATIENCE_S: Final = 5.0
 
 
 @dataclass(frozen=True)
 class Following:
-    """Ranks that an observer follows, and the age at which their records count as complete."""
+    """Which ranks an observer follows, and when their records count as complete."""
 
     #: The one rank to follow; None to follow all.
     only_rank: int | None = None
-    #: All records that are at least this much older than a rank's newest record are assumed to have
-    #: arrived.
+    #: Records that are this much older than a rank's newest record count as complete.
     settled_ns: int = SETTLED_NS
 
 
 class Observer:
-    """Reads one run directory and sends no signals; only :meth:`publish` writes a file.
+    """Reads one run directory. Only :meth:`publish` writes a file.
 
-    If several jobs record into the directory, the job whose traces were written last is followed
-    until none of its ranks runs, so that counters do not mix.
+    If the directory holds several jobs, the job whose traces were written last is followed until
+    all its ranks have ended.
     """
 
     def __init__(
@@ -148,13 +148,11 @@ class Observer:
 
         Args:
             run: the run directory.
-            expected_s: predicts the time of a call from a machine profile, so that the measured
-                bandwidth can be compared with the prediction; None without a profile.
+            expected_s: predicts the time of a call from a machine profile; None without a profile.
             nested: True to look for jobs in the subdirectories of ``run`` too.
-            patience_s: how long to wait for ranks whose traces do not exist yet.
+            patience_s: time to wait for ranks whose traces do not exist yet.
             following: the ranks to follow, and the age at which records count as complete.
-            is_monitor: True for the monitor of a host: this host's ranks are always followed, and
-                :meth:`publish` writes the sum of their summaries.
+            is_monitor: True for the monitor of a host, which always follows this host's ranks.
             here: this host; None to find out.
         """
         self._run = run
@@ -210,7 +208,7 @@ class Observer:
         return self._newest
 
     def publish(self, next_s: float) -> None:
-        """Writes the sum of the summaries that this host's ranks record, for other hosts to read.
+        """Writes the sum of the summaries of this host's ranks, for other hosts to read.
 
         Args:
             next_s: the next call follows within this many seconds.
@@ -238,7 +236,7 @@ class Observer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences on traces that cannot be read; known even if :meth:`poll` returned None."""
+        """Sentences about traces that cannot be read."""
         return tuple(self._problems_of({}))[:_MOST_PROBLEMS]
 
     def close(self) -> None:
@@ -247,16 +245,13 @@ class Observer:
             self._job.close()
 
     def _job_runs(self) -> bool:
-        """True if the job that is followed has a rank that runs and has not ended its trace."""
         tails = self._job.tails.values() if self._job is not None else ()
         return any(not tail.ended and _runs(tail, self._here) for tail in tails)
 
     def _followed(self, tails: dict[int, TraceTail]) -> FollowedTraces:
-        """Returns an object that counts the steps of these ranks from now on."""
         return FollowedTraces(tails, self._expected_s, self._patience_s, self._following.settled_ns)
 
     def _problems_of(self, tails: dict[int, TraceTail]) -> list[str]:
-        """Returns the problems of these tails, and of the tails whose metadata cannot be read."""
         unread = self._job.unread if self._job is not None else {}
         return with_ranks(
             (rank, problem)
@@ -314,7 +309,6 @@ class Observer:
 def _rank_state(
     rank: int, tail: TraceTail, world: FollowedTraces, here: Here, waited_for_s: float
 ) -> RankState:
-    """Returns the state of one rank; ``waited_for_s``: time that others waited for it, if known."""
     metadata = metadata_of(tail)
     process, lives = rank_process(here, metadata)
     summaries = world.summaries[rank]
@@ -360,17 +354,15 @@ def _rank_state(
 
 
 def _waited_for_s(world: FollowedTraces, tails: dict[int, TraceTail]) -> dict[int, float]:
-    """Returns, for each rank, the time that all other ranks waited for that rank.
+    """Returns the time that the other ranks waited for each rank, from the ranks' summaries.
 
-    The times are from the other ranks' summaries. A time is NaN if one of these ranks has no
-    summary, or could not separate waiting from transfer.
+    The time is NaN if the waiting of one of the other ranks is not known.
     """
     summaries = {rank: world.summaries[rank] for rank in tails}
     newest = {rank: found.newest for rank, found in summaries.items()}
     known = {rank for rank, one in newest.items() if one is not None and one.arrivals_known}
     total_ns = dict.fromkeys(newest, 0)
     for waiting, found in summaries.items():
-        # waited_for_ns() is called once per rank, because it adds as many as 1,024 numbers.
         for rank, waited_ns in found.waited_for_ns().items():
             if rank != waiting and rank in total_ns:
                 total_ns[rank] += waited_ns
@@ -387,7 +379,7 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
 
 
 def _runs(tail: TraceTail, here: Here) -> bool:
-    """True if a rank's process runs; if that is not known, True if its trace was written lately."""
+    """True if a rank's process runs, or is unknown and its trace was written recently."""
     state, _ = here.find(metadata_of(tail))
     if state is State.UNKNOWN:
         return time.time_ns() - written_ns(tail.path) < _QUIET_NS
@@ -401,11 +393,10 @@ def _failed(tail: TraceTail) -> bool:
 
 
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
-    """Returns the seconds since a rank's last step ended; before the first, since capture began.
+    """Returns the seconds since a rank's last step ended; NaN if not known.
 
-    If recording was switched on again later, returns the seconds since then. Returns NaN if the
-    rank records in always-on mode or not at all, if the rank has ended, or if its trace is not on
-    this process's CLOCK_MONOTONIC.
+    Before the first step, returns the seconds since capture began. If recording was switched on
+    later, returns the seconds since that time.
     """
     metadata = metadata_of(tail)
     counts = tail.summary is None and tail.recording and not tail.ended
@@ -417,7 +408,7 @@ def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here)
 
 
 def _of_one_job(tails: dict[int, TraceTail]) -> dict[int, TraceTail]:
-    """Drops traces whose world size differs from the first rank's: they are of another job."""
+    """Drops traces of other jobs: their world size differs from the first rank's."""
     if not tails:
         return {}
     world_size = metadata_of(tails[min(tails)])["world_size"]
@@ -455,8 +446,7 @@ class FollowedTraces:
         self.recent = RecentSteps(self.world_size)
         self.operations = RecentOperations(expected_s)
         self.summaries = {rank: Summaries() for rank in tails}
-        #: By rank: number of bytes that an fp32 ring all-reduce would have sent, and number that
-        #: were sent.
+        #: By rank: bytes that an fp32 ring all-reduce would have sent, and bytes that were sent.
         self.compressed: dict[int, tuple[float, float]] = {}
         self._ranks: set[int] = set()
         self._until_s = time.monotonic() + patience_s
@@ -486,7 +476,7 @@ class FollowedTraces:
                 self.last_step_ns[rank] = int(marks[-1]) if len(marks) else 0
 
     def mode(self, tails: dict[int, TraceTail]) -> str:
-        """Capture mode of the lowest rank that writes summaries; "full" if no rank writes them."""
+        """Returns the capture mode from the lowest rank's summary; "full" without summaries."""
         for rank in sorted(tails):
             summary = tails[rank].summary
             if summary is not None:
@@ -494,7 +484,7 @@ class FollowedTraces:
         return "full"
 
     def late(self, tails: dict[int, TraceTail]) -> Late | None:
-        """Returns the late rank, from the summaries if ranks write them, else from the steps."""
+        """Returns the late rank; None if no rank is late, or if too few ranks wrote summaries."""
         if not any(tail.summary for tail in tails.values()):
             return self.recent.late
         summarised = {rank: tail for rank, tail in tails.items() if tail.summary is not None}
@@ -516,7 +506,7 @@ class FollowedTraces:
 
 
 def metadata_of(tail: TraceTail) -> dict[str, Any]:
-    """Returns a tail's metadata, which every tail in ``JobTail.tails`` has already read."""
+    """Returns a tail's metadata. The tail must be in ``JobTail.tails``."""
     assert tail.metadata is not None
     return tail.metadata
 
@@ -531,7 +521,6 @@ def rank_parts(tails: dict[int, TraceTail]) -> list[SummaryPart]:
 
 
 def _bare(tail: TraceTail) -> Trace:
-    """Returns a tail's trace without its records: the analysis of summaries needs no records."""
     return Trace(
         path=tail.path,
         metadata=metadata_of(tail),

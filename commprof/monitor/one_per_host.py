@@ -14,20 +14,16 @@ from commprof.launched import local_rank_of_task
 
 Output: TypeAlias = "int | IO[bytes] | None"
 
-#: Environment variable with a process's local rank, which launchers set.
 _OWN: Final = "LOCAL_RANK"
-#: Time limit for the shell, which ends as soon as it has started a detached process.
 _PATIENCE_S: Final = 5.0
 
 
 def is_chosen(job: Path, what: str) -> bool:
     """True if this rank starts its host's helper process; true for at most one rank per host.
 
-    The chosen rank is the one whose ``LOCAL_RANK`` is 0. If ``LOCAL_RANK`` is unset, negative (-1,
-    for example, if a script was started alone) or not a number, the chosen rank is the first to
-    create a lock file in the job's directory. A rank does not try to create this file if Slurm or
-    MPI gives its task a number above 0 on the host. All ranks that one task starts, with mp.spawn
-    for example, inherit the task's number.
+    The rank with ``LOCAL_RANK`` 0 is chosen. If ``LOCAL_RANK`` is not set or not valid, the first
+    rank that creates a lock file in the job's directory is chosen. Only ranks of the launcher's
+    first task on the host try to create the file.
 
     Args:
         job: a directory that belongs to this job alone.
@@ -46,7 +42,6 @@ def is_chosen(job: Path, what: str) -> bool:
 
 
 def _lock(job: Path, what: str) -> Path:
-    """Returns the path of the lock file, named after the host and the elastic attempt."""
     host = re.sub(r"[^\w.-]", "_", socket.gethostname())
     attempt = re.sub(r"\D", "_", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return job / f"{what}_{host}.attempt_{attempt}.lock"
@@ -55,15 +50,14 @@ def _lock(job: Path, what: str) -> Path:
 def start_beside(
     command: Sequence[str], *, detached: bool, output: Output, errors: Output = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a helper process of the job that is not a rank and is not recorded.
+    """Starts a helper process of the job. The process is not a rank, and is not recorded.
 
-    The process has its own session, so that Ctrl-C and signals to the job's group do not reach it.
+    The process has its own session, so Ctrl-C and signals to the job do not reach the process.
 
     Args:
         command: the program and its arguments.
-        detached: True to start the helper through a shell that ends at once; the shell's Popen is
-            then returned. So the helper is not a child of the job, and a script that waits for all
-            of its children does not wait for it.
+        detached: True to start the helper through a shell, so the helper is not a child of this
+            process. The shell's Popen is then returned.
         output: the process's stdout.
         errors: the process's stderr; None to inherit this process's.
 
@@ -75,7 +69,7 @@ def start_beside(
     process = subprocess.Popen(
         [*shell, *command],
         env=outside_environment(),
-        cwd="/",  # it must not import modules from the script's directory
+        cwd="/",  # do not import modules from the script's directory
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
@@ -92,10 +86,9 @@ def start_beside(
 
 
 def outside_environment() -> dict[str, str]:
-    """Returns the environment of a helper process that is not a rank and is not recorded.
+    """Returns the environment of a helper process, without the variables of ranks.
 
-    The process imports the same commprof, and computes with one thread because the ranks need the
-    cores.
+    The helper computes with one thread, because the ranks need the cores.
     """
     package = Path(__file__).resolve().parents[2]
     boot = package / "commprof" / "capture" / "boot"

@@ -1,4 +1,4 @@
-"""State of one rank, from its records so far: step, phase, issued and pending operations."""
+"""Follows one rank: computes its step, phase and pending operations from its records."""
 
 from __future__ import annotations
 
@@ -30,41 +30,36 @@ _TAKEN = [
     *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END, Kind.DEVICE_WAIT),
 ]
 _ALL_REDUCE = OPS.index("all_reduce")
-#: Largest number of pending operations kept; the oldest are dropped. If a backend reports no
-#: completions, operations stay pending for two steps.
+#: At most this many pending operations are kept. The oldest are dropped first.
 _MOST_PENDING = 1024
 
 
 @dataclass
 class FollowedRank:
-    """Current state of one rank, from its records; times in ns of its host's CLOCK_MONOTONIC."""
+    """Current state of one rank. Times are in ns of the CLOCK_MONOTONIC of the rank's host."""
 
     rank: int
     world_size: int
-    #: Index of the step that is under way; -1 before the first boundary.
+    #: Index of the current step; -1 before the first step begins.
     step: int = -1
-    #: Begin of that step; 0 before the first boundary.
+    #: Begin of the current step; 0 before the first step begins.
     step_begin_ns: int = 0
-    #: Steps that were seen to end.
     steps_ended: int = 0
-    #: Durations of the steps that ended in the last :meth:`take`, except the first observed step.
+    #: Durations of the steps that ended in the latest :meth:`take`. The first step is left out.
     new_step_ns: list[int] = field(default_factory=list)
-    #: The newest time in any record.
     last_ns: int = 0
-    #: Operations not known to be complete, by the rank's id of the operation.
+    #: Operations that are not known to be complete, by operation id.
     pending: dict[int, PendingOperation] = field(default_factory=dict)
-    #: Sequence number of the rank's next collective, by the group's name.
+    #: Sequence number of the rank's next collective, by group name.
     next_seq: dict[str, int] = field(default_factory=dict)
-    #: Sequence number of the rank's next point-to-point message, by the group's name, "send" or
-    #: "recv", and the peer's rank in the group.
+    #: Sequence number of the rank's next point-to-point message. The key holds the group's name,
+    #: "send" or "recv", and the peer's rank in the group.
     next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    #: Names of the groups in which the rank has issued a receive from any rank.
+    #: Names of the groups in which the rank has issued a receive without a fixed sender.
     receives_any: set[str] = field(default_factory=set)
-    #: The latest operations, in the order of issue.
     recent: deque[OwnCall] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
-    #: Groups by name.
     groups: dict[str, Group] = field(default_factory=dict)
-    #: True if the rank's capture has ended; no waiting of the rank can be seen any more.
+    #: True if the rank has closed its trace.
     closed: bool = False
     _finalizing: bool = False
     _last_phase: str = ""
@@ -73,20 +68,19 @@ class FollowedRank:
     _previous_begin_ns: int = 0
     _graph_task: int = 0
     _buckets: int = 0
-    #: Pending operations on a device. The next field is True once device events have shown when
-    #: such an operation ended.
     _on_device: set[int] = field(default_factory=set)
+    #: True once the end of any operation was measured on the device.
     _has_device_times: bool = False
-    #: Operations whose completion was read before their issue: in the latest call of :meth:`take`,
-    #: and in the call before.
+    #: Ids of operations whose completion was read before their issue. The first set is from the
+    #: latest :meth:`take`, the second from the call before.
     _ended_early: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
     @property
     def phase(self) -> str:
         """Current phase of the rank, or the last phase that it completed ("after forward").
 
-        Phases are recorded when they end. Only a backward pass is known earlier: by the operations
-        that the backward pass issued, or by its wait for buckets.
+        A phase is recorded only when it ends. A backward pass is recognised earlier, by the
+        operations that it issues.
         """
         if self._finalizing:
             return "backward, waiting for its buckets"
@@ -99,15 +93,15 @@ class FollowedRank:
 
     @property
     def waiting_for(self) -> PendingOperation | None:
-        """The operation that has been pending for longest; None if nothing is pending."""
+        """The oldest pending operation; None if no operation is pending."""
         return min(self.pending.values(), key=lambda operation: operation.issue_ns, default=None)
 
     def take(self, records: Records, groups: Iterable[Group]) -> None:
         """Updates the state with the rank's next records.
 
         Args:
-            records: records since the last call, ordered by time.
-            groups: the process groups that the rank's trace describes by now.
+            records: the new records, ordered by time.
+            groups: the process groups that the rank's trace describes.
         """
         names = common_names(groups)
         self.groups = {group.name: group for group in names.values()}
@@ -123,10 +117,9 @@ class FollowedRank:
         self._on_device &= self.pending.keys()
 
     def forget_open(self, before_ns: int) -> None:
-        """Forgets operations issued before ``before_ns``: their ends will not be recorded.
+        """Forgets operations issued before ``before_ns``, because their ends are not recorded.
 
-        If nothing newer was recorded, also forgets the step under way, and a backward pass's wait
-        for its buckets: the next step that ends counts as the first step.
+        If no record is newer, the next step that ends counts as the first step.
         """
         self.pending = {
             i: operation for i, operation in self.pending.items() if operation.issue_ns >= before_ns
@@ -157,7 +150,7 @@ class FollowedRank:
         if row["kind"] == Kind.DEVICE_WAIT or row["flags"] & FLAG_DEVICE_TIME:
             self._has_device_times = True
         if by_host and self._has_device_times and op_id in self._on_device:
-            return  # the host did not wait: it only made a stream wait
+            return  # only a stream of the device waited, not the host
         if self.pending.pop(op_id, None) is None:
             self._ended_early[0].add(op_id)
 
@@ -168,8 +161,8 @@ class FollowedRank:
             if self.steps_ended > 1:
                 self.new_step_ns.append(time_ns - self.step_begin_ns)
         self.step = row["op_id"] + row["aux"]
-        # Not every backend reports every completion: operations from two steps ago count as
-        # complete.
+        # Some backends do not report all completions. Operations that were issued before the last
+        # two steps count as complete.
         over_ns, self._previous_begin_ns = self._previous_begin_ns, self.step_begin_ns
         self.step_begin_ns = time_ns
         self._finalizing = False
@@ -214,7 +207,7 @@ class FollowedRank:
         )
 
     def _bucket(self, row: dict[str, int]) -> int:
-        """Returns the bucket's index by counting all-reduces: DDP launches buckets in order."""
+        """Returns the bucket's index. DDP launches buckets in order, so all-reduces are counted."""
         if row["value"] != self._graph_task:
             self._graph_task, self._buckets = row["value"], 0
         self._buckets += 1
@@ -222,14 +215,14 @@ class FollowedRank:
 
 
 def _later(latest: int | None, seq: int) -> int:
-    """The later of two sequence numbers."""
+    """Returns the later of two sequence numbers, which start again at 0 after 2**32 - 1."""
     return latest if latest is not None and not comes_before(latest, seq) else seq % 2**32
 
 
 def common_names(groups: Iterable[Group]) -> dict[int, Group]:
-    """Returns the groups by this rank's id of each group; makes the names unique.
+    """Returns the groups by id, with unique names.
 
-    A name used again after ``destroy_process_group`` gets a counter: "0", "0 (2)".
+    A name that is used again after ``destroy_process_group`` gets a counter: "0 (2)".
     """
     turns: Counter[str] = Counter()
     named = {}

@@ -1,4 +1,4 @@
-"""Settings of the live metrics: options that several commands share."""
+"""Settings of the live metrics, and the command-line options for them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _INTERVAL_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one monitor. Raises UsageError for a value that cannot be used."""
+    """Settings of one monitor.
 
-    #: HOST:PORT of the endpoint; empty without one.
+    Raises:
+        UsageError: the address or the interval is not valid.
+    """
+
+    #: HOST:PORT at which metrics are served; empty if they are not served.
     address: str = ""
     textfile: Path | None = None
     jsonl: Path | None = None
     tensorboard: Path | None = None
-    #: Machine profile that bandwidth is compared with.
     profile: Path | None = None
-    #: Seconds between two readings of the job.
     interval_s: float = _INTERVAL_S
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics-profile",
         type=Path,
         metavar="FILE",
-        help="compare bandwidth with this machine profile of commprof fit",
+        help="compare bandwidth with the machine profile in FILE, which commprof fit made",
     )
     group.add_argument(
         "--metrics-interval",
@@ -99,7 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Makes settings from parsed arguments; UsageError for a value that cannot be used."""
+    """Makes settings from parsed arguments.
+
+    Raises:
+        UsageError: a value is not valid.
+    """
     return Settings(
         address=args.metrics_address or (DEFAULT_ADDRESS if args.metrics else ""),
         textfile=args.metrics_textfile,
@@ -111,7 +117,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def settings_of_variable(text: str) -> Settings:
-    """Reads settings from the value of COMMPROF_METRICS; UsageError if it is not valid."""
+    """Reads settings from the value of COMMPROF_METRICS.
+
+    Raises:
+        UsageError: the value is not valid.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -120,7 +130,11 @@ def settings_of_variable(text: str) -> Settings:
 
 
 def parse(words: Sequence[str]) -> Settings:
-    """Makes settings from ``--metrics`` options; UsageError for an unknown option or bad value."""
+    """Makes settings from ``--metrics`` options.
+
+    Raises:
+        UsageError: an option is unknown, or a value is not valid.
+    """
     parser = _Parser(prog=variables.METRICS, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     return settings_of(parser.parse_args(words))

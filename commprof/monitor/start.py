@@ -1,4 +1,4 @@
-"""Starts the monitor of a job: a process that is not the job's child.
+"""Starts a job's monitor as a process that is not a child of the job.
 
 The job does not wait for the monitor. The monitor ends when the process that started it and all
 ranks of the host have ended.
@@ -19,7 +19,6 @@ from commprof.monitor.one_per_host import is_chosen, start_beside
 from commprof.monitor.settings import Settings, settings_of_variable
 from commprof.trace.run.processes import identity
 
-#: File in the run directory that gets the monitor's messages.
 LOG_FILE: Final = "monitor.log"
 
 
@@ -27,7 +26,7 @@ def check_settings(settings: Settings) -> None:
     """Checks the settings now, so that the monitor does not fail later.
 
     Raises:
-        CommprofError: the address cannot be listened on, or the profile cannot be used.
+        CommprofError: the address or the profile cannot be used.
     """
     if settings.address:
         listen(parse_address(settings.address)).close()
@@ -36,7 +35,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def start_in_rank(job: Path, asked: str) -> str:
-    """Starts a monitor from one rank of each host, if COMMPROF_METRICS asks for it.
+    """Starts one monitor per host, if COMMPROF_METRICS asks for metrics.
 
     Args:
         job: a directory that belongs to this job alone.
@@ -55,7 +54,7 @@ def start_in_rank(job: Path, asked: str) -> str:
 
 
 def start_monitor(run: Path, settings: Settings, *more: str) -> str:
-    """Starts a monitor; returns the reason if that fails, else "".
+    """Starts a monitor. Returns the reason for a failure, else an empty text.
 
     The monitor ends when this process and all ranks of this host have ended. ``more`` holds further
     arguments for ``python -m commprof.monitor``.

@@ -1,10 +1,9 @@
-"""State of a running job at one moment: the figures that every output of the monitor shows.
+"""State of a running job at one moment, as the monitor's outputs show it.
 
-Totals count from the first step that the monitor analyses, or in always-on mode from the start of
-the mode. Like Prometheus's counters, totals grow or start again at 0, for example after a rank's
-restart. "Recent" means the last ``RECENT_STEPS`` steps that all ranks completed; in always-on mode,
-the last minute, or the last steps if no step ended in that minute. Unknown figures are NaN, None or
-absent.
+Totals count from the first step that the monitor analyses. In always-on mode they count from the
+start of the mode. Totals start again at 0 when a rank restarts. Recent figures cover the last
+``RECENT_STEPS`` steps that all ranks completed; in always-on mode, the last minute. Unknown figures
+are NaN, None or absent.
 """
 
 from __future__ import annotations
@@ -15,18 +14,15 @@ from dataclasses import dataclass, field
 
 from commprof.trace.host_summary import SeenHost
 
-#: Number of steps that a recent figure covers.
 RECENT_STEPS = 100
 
-#: Parts of a step; they add up to the step.
 STEP_PARTS = ("data", "forward", "backward", "optimizer", "other", "exposed")
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of steps in seconds: sums over all counted steps, or means of the recent steps."""
+    """Times of steps in seconds: sums over all counted steps, or means over recent steps."""
 
-    #: Number of steps that the times cover.
     steps: int
     step_s: float
     data_s: float
@@ -34,32 +30,31 @@ class StepTimes:
     backward_s: float
     optimizer_s: float
     other_s: float
-    #: Time for which communication blocked the training thread; the sum of the three fields below.
-    #: In always-on mode it may exceed this sum: it includes the steps of the last seconds, whose
-    #: split is not known yet.
+    #: Time for which communication blocked the training thread. The next three fields are its
+    #: parts. In always-on mode, the parts of the last seconds are not known yet.
     exposed_s: float
-    #: Exposed time until the last rank arrived; the next field is the exposed time after that.
+    #: Exposed time before the last rank arrived.
     wait_s: float
+    #: Exposed time after the last rank arrived.
     transfer_s: float
-    #: Exposed time that could not be split.
+    #: Exposed time that could not be split into waiting and transfer.
     unsplit_s: float
-    #: Communication in flight while the training thread worked; NaN in always-on mode.
+    #: Time for which communication ran while the training thread worked; NaN in always-on mode.
     hidden_s: float
 
 
 @dataclass(frozen=True)
 class OperationState:
-    """Calls of one kind of operation on one rank: totals, and times of the recent calls."""
+    """Numbers, sizes and times of the calls of one kind of operation on one rank."""
 
-    #: Number of calls issued in the counted steps; the next field is the sum of their sizes, as
-    #: nccl-tests counts size.
     calls: int
+    #: Sum of the calls' sizes, as nccl-tests counts size.
     bytes: int
-    #: Number of calls whose completion was seen; the next field is the sum of their times from
-    #: issue to completion.
+    #: Number of calls whose completion was recorded.
     timed_calls: int
+    #: Sum of the timed calls' times from issue to completion.
     timed_s: float
-    #: Mean of the recent times; the next fields are percentiles. NaN if there are none.
+    #: Mean time of the recent calls; the next fields are percentiles. NaN without recent calls.
     recent_mean_s: float = math.nan
     recent_p50_s: float = math.nan
     recent_p99_s: float = math.nan
@@ -69,30 +64,30 @@ class OperationState:
 class Bandwidth:
     """Bandwidth of recent calls of one kind of operation, across all ranks."""
 
-    #: Sum of the calls' size x bus factor, divided by the sum of their transfer times. A transfer
-    #: begins when the last rank has started the call, and ends when the last rank has completed it.
+    #: Sum of size x bus factor over the calls, divided by the sum of the transfer times. A transfer
+    #: lasts from the last rank's start of the call to the last rank's completion of the call.
     busbw_bytes_per_s: float
-    #: Time predicted by the machine profile divided by the measured time, for calls on links in the
-    #: profile; NaN if there are none.
+    #: Time that the machine profile predicts, divided by the measured time. NaN if the profile does
+    #: not describe the links.
     of_profile: float
 
 
 @dataclass(frozen=True)
 class GradientState:
-    """Norms of a rank's own gradients in the last measured step; in DDP before the all-reduce."""
+    """Norms of a rank's gradients in the last measured step; in DDP, before the all-reduce."""
 
     step: int
-    #: L2 norm of all gradients; the next field is the variance of the L2 norms of the single
-    #: parameters' gradients.
+    #: L2 norm of all gradients together.
     norm: float = math.nan
+    #: Each parameter's gradient has an L2 norm. This is the variance of these norms.
     layer_variance: float = math.nan
-    #: Total time that the measurements of these norms took.
+    #: Total time spent on measuring gradient norms.
     cost_s: float = math.nan
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """Kernel counters of one rank's process; known only on the rank's own host."""
+    """Resource use of one rank's process; known only on the rank's host."""
 
     cpu_s: float
     resident_bytes: int
@@ -110,20 +105,19 @@ class HostState:
     cpu_idle_s: float
     memory_bytes: int
     memory_available_bytes: int
-    #: Bytes received and sent since boot, by network interface.
+    #: Bytes received and bytes sent since boot, by network interface.
     interfaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ArrivalState:
-    """Counts of a rank's collectives in always-on mode, by whether the last arrival is known."""
+    """Counts a rank's collectives by whether the last arrival is known. Only in always-on mode."""
 
     #: Number of collectives whose last rank to arrive is known.
     known: int
-    #: Number of collectives for which only the last of some ranks is known: ranks on other hosts
-    #: were not seen, and may have come later.
+    #: Number of collectives for which arrivals are known on some hosts only.
     partial: int
-    #: Number of all other collectives: their waiting is not split from the transfer.
+    #: Number of the remaining collectives. Their waiting is not separated from the transfer.
     unknown: int
 
 
@@ -133,35 +127,32 @@ class RankState:
 
     rank: int
     host: str
-    #: True if the rank runs on the monitor's host.
     is_local: bool
-    #: "running", "ended" (it closed its trace), "gone" (its process is dead), or "" if not known.
+    #: "running", "ended" (the trace is closed), "gone" (the process is dead), or "" if not known.
     status: str
-    #: Index of the last complete step; -1 before the first, in always-on mode before the second.
+    #: Index of the last step that is known to be complete; -1 without such a step.
     step: int
-    #: Time since the last step's end, or since recording began. NaN in always-on mode, while
-    #: recording is switched off, after the rank's end, and if the rank does not share the monitor's
-    #: clock.
+    #: Time since the last step ended, or since recording began if no step has ended. NaN if not
+    #: known, for example in always-on mode.
     since_step_s: float
-    #: Sums over all steps; the next field has means of the recent steps. None before the first
-    #: step.
+    #: Sums over all steps; None before the first step.
     total: StepTimes | None
+    #: Means over the recent steps; None before the first step.
     recent: StepTimes | None
-    #: Operations by c10d's name.
+    #: The keys are c10d's names of operations.
     operations: Mapping[str, OperationState]
     #: Time that the other ranks' training threads waited for this rank, summed over the other
     #: ranks.
     waited_for_s: float
-    #: Total number of bytes that an fp32 ring all-reduce would send; the next field is the number
-    #: that the compressor sent instead.
+    #: Number of bytes that a ring all-reduce of fp32 gradients would have sent.
     plain_bytes: float
+    #: Number of bytes that the gradient compressor sent instead.
     sent_bytes: float
-    #: Number of records lost.
     dropped: int
     trace_bytes: int
     process: ProcessState | None = None
     gradients: GradientState | None = None
-    #: True if the process died without closing its trace, or an exception ended it.
+    #: True if the process died without closing its trace, or ended with an exception.
     failed: bool = False
     #: None outside always-on mode.
     arrivals: ArrivalState | None = None
@@ -177,7 +168,7 @@ class Late:
     """The late rank, for which the other ranks wait."""
 
     rank: int
-    #: Mean waiting that the rank caused per recent step and waiting rank.
+    #: Mean time that a waiting rank waited for the late rank in a recent step.
     wait_s: float
     #: Phase in which the rank falls behind; empty if not known.
     phase: str
@@ -193,8 +184,7 @@ class MonitorState:
     resident_bytes: int
     #: Time that the last reading of the job took.
     poll_s: float
-    #: Number of records skipped because a rank recorded too many of them in steps that not all
-    #: ranks completed; the next field has the problems found in the traces.
+    #: Number of records dropped because a rank was too far ahead of another rank.
     left_out_records: int
     problems: tuple[str, ...]
 
@@ -210,9 +200,9 @@ class JobState:
     #: "full", "always-on" or "off".
     mode: str
     ranks: tuple[RankState, ...]
-    #: None if no rank is late, or if this is not known.
+    #: None if no rank is known to be late.
     late: Late | None
-    #: Bandwidth by c10d's name of the operation.
+    #: The keys are c10d's names of operations.
     bandwidth: Mapping[str, Bandwidth]
     monitor: MonitorState
     host: HostState | None = None
@@ -223,5 +213,5 @@ class JobState:
 
     @property
     def missing_hosts(self) -> tuple[SeenHost, ...]:
-        """Hosts whose figures are no longer known."""
+        """Hosts that no longer report their figures."""
         return tuple(host for host in self.hosts if host.missing)

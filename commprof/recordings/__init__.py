@@ -1,1 +1,1 @@
-"""Readers of recordings of jobs that ran without commprof, for commprof's analyses."""
+"""Reads recordings of other tools, so that commprof can analyse them."""

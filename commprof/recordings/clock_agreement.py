@@ -1,10 +1,9 @@
-"""Offsets between the ranks' clocks, from the ends of the collectives that the ranks share.
+"""Computes the offsets between the ranks' clocks from the ends of collectives.
 
-A collective in which every rank receives data from all others ends on all ranks at about the same
-time: within some microseconds with NCCL. The median difference of the ends is the offset of two
-clocks; the median is taken in windows of time, so that it follows drift. The differences that
-remain show how well the ends agree. If they are too large to separate waiting from transfer, the
-clocks are left as recorded.
+A collective in which every rank receives data from all ranks ends on all ranks at about the same
+time. With NCCL, the ends differ by some microseconds. The offset of two clocks is the median
+difference of the ends. There is one median for each window of time, because clocks drift. If the
+corrected ends still differ too much, the clocks are left as recorded.
 """
 
 from __future__ import annotations
@@ -29,45 +28,47 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _ENDS_TOGETHER = codes_of(*SYNCHRONISING)
-#: Least number of collectives, and least length, of a window with an offset of its own.
+#: Smallest number of collectives in a window of time.
 _IN_WINDOW: Final = 16
+#: Smallest average length of the windows.
 _WINDOW_NS: Final = 1_000_000_000
 _MOST_WINDOWS: Final = 64
-#: The last of the possible reasons why ends differ too much, with its remedy. The first text is for
-#: collectives on devices, the second for collectives on hosts.
+#: A possible reason why the ends of collectives on devices differ, with a remedy.
 _ON_DEVICES: Final = (
     "ranks share a GPU and therefore end collectives at different times. Record the same steps on "
     "all ranks, with one rank per GPU"
 )
+#: A possible reason why the ends of collectives on hosts differ, with a remedy.
 _ON_HOSTS: Final = (
     "threads waited for a core before they could end a collective. Traces of one host need no "
     "comparison of clocks if they name the host (host_name): record without use_python_export"
 )
-#: Largest accepted disagreement of the ends, summed over the collectives, as a share of the sum of
-#: their times. The time of a collective is the longest on any rank.
+#: Largest accepted difference of the ends, as a share of the collectives' times. Differences and
+#: times are summed over the collectives.
 _MOST_SHARE: Final = 0.2
-#: Quantile of the collectives' disagreements that is printed.
 _MOSTLY: Final = 0.95
-#: A clock that gains more than both of these limits against another clock was stepped: NTP slews by
-#: at most 0.0005.
+#: A clock was stepped if its gain against another clock exceeds both of these limits. If NTP does
+#: not step a clock, it changes the clock's rate by at most 0.0005.
 _MOST_GAIN: Final = 0.001
 _MOST_GAINED_NS: Final = 10_000_000
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Ends of the collectives that every rank of their group recorded."""
+    """Ends of the collectives that all ranks of the group recorded."""
 
-    #: Ends ``[collective, rank]`` in the order of the traces; 0 if the rank is not in the group.
+    #: Array ``[collective, rank]``, with ranks in the order of the traces. 0 if the rank is not in
+    #: the group.
     end_ns: Ints
-    #: Longest time that a rank spent in each collective.
+    #: For each collective, the longest time that any rank spent in it.
     longest_ns: Ints
 
 
 def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
-    """Aligns the traces' clocks with the first trace's; also returns a sentence on the agreement.
+    """Aligns the traces' clocks with the clock of the first trace.
 
-    If the clocks cannot be compared, or do not agree, the traces are returned unchanged.
+    Also returns a sentence on how well the clocks agree. If the clocks cannot be aligned, the
+    traces are returned unchanged.
     """
     ends = _ends(traces)
     if len(ends.end_ns) == 0:
@@ -138,17 +139,16 @@ def _ends(traces: Sequence[Trace]) -> Ends:
 
 @dataclass(frozen=True)
 class _Offsets:
-    """Offset of each rank (the first rank's clock minus its own), and the offset's spread."""
+    """Offset of each rank, that is the first rank's clock minus the rank's clock; its error."""
 
     offset_ns: Ints
     error_ns: Ints
 
 
 def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
-    """Returns each rank's offset from the first rank's clock, summed along the tree of ranks.
+    """Returns the ranks' offsets, which are summed along the tree of ranks.
 
-    A rank's offset from its parent is taken from the collectives that the two share. ``reached``
-    holds the pairs of rank and parent, see :func:`_tree`.
+    ``reached`` holds pairs of rank and parent, see :func:`_tree`.
     """
     offset, error = np.zeros((2, end_ns.shape[1]), dtype=np.int64)
     if not reached:
@@ -164,11 +164,10 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 
 
 def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
-    """Returns how fast each rank's clock ran, as a multiple of the first rank's clock rate.
+    """Returns the rate of each rank's clock, as a multiple of the rate of the first rank's clock.
 
-    1 for a rank whose clock gains no more than an unstepped clock can gain. A rate is computed from
-    the medians of the first and of the last quarter of the shared collectives' ends, because a
-    single end may be late if a thread had no core.
+    Rates that differ no more than those of clocks without steps count as equal. Rates are computed
+    from medians of many ends, because a single end may be late if a thread had no core.
     """
     rates = np.ones(end_ns.shape[1])
     if not reached:
@@ -186,9 +185,9 @@ def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
 
 
 def _passed_ns(times_ns: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
-    """Returns for each column the median of its last quarter minus that of its first quarter.
+    """Returns, for each column, the last quarter's median minus the first quarter's median.
 
-    Only the chosen times count; the result has no meaning for a column without any.
+    Only chosen times count. The result is meaningless for a column without chosen times.
     """
     ordered = np.sort(np.where(chosen, times_ns, np.iinfo(np.int64).max), axis=0)
     count, column = chosen.sum(axis=0), np.arange(times_ns.shape[1])
@@ -203,7 +202,6 @@ def _passed_ns(times_ns: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
 
 
 def _stepped(rates: Floats, ranks: Sequence[int]) -> str:
-    """Sentence on clocks that ran at another rate than most; empty if all ran alike."""
     usual = int(np.argmin(np.abs(rates - np.sort(rates)[(len(rates) - 1) // 2])))
     others = np.flatnonzero(np.abs(rates / rates[usual] - 1) > _MOST_GAIN)
     if len(others) == 0:
@@ -211,10 +209,10 @@ def _stepped(rates: Floats, ranks: Sequence[int]) -> str:
     most = others[np.argmax(np.abs(np.log(rates[others] / rates[usual])))]
     return (
         f"the clock of {named_ranks([ranks[column] for column in others.tolist()])} ran at "
-        f"{rates[most] / rates[usual]:.3g} times the rate of rank {ranks[usual]}'s. torch.profiler "
-        "stretches or shrinks every duration of a rank whose wall clock is stepped while it "
-        "records, so neither waiting nor transfer is shown, and times of these ranks are not "
-        "comparable. Record again when the hosts' clocks are synchronised"
+        f"{rates[most] / rates[usual]:.3g} times the rate of rank {ranks[usual]}'s clock. "
+        "torch.profiler stretches or shrinks every duration of a rank whose wall clock is stepped "
+        "while it records, so neither waiting nor transfer is shown, and times of these ranks are "
+        "not comparable. Record again when the hosts' clocks are synchronised"
     )
 
 
@@ -234,11 +232,7 @@ def _quantiles(values: Ints, chosen: npt.NDArray[np.bool_], quantile: float) -> 
 def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints, list[_Offsets]]:
     """Returns the middle of each window of time, and the ranks' offsets in each window.
 
-    If a rank shares no collective with its parent in some window, one window spans all time.
-
-    Args:
-        end_ns: ends of the collectives, as in ``Ends``, on clocks that agree except for drift.
-        reached: pairs of rank and parent, see :func:`_tree`.
+    If a rank shares no collective with its parent in some window, there is only one window.
     """
     at = end_ns.max(axis=1)
     span = int(at.max() - at.min())
@@ -253,10 +247,9 @@ def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints,
 
 
 def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
-    """Pairs each rank but the first with a parent, the rank with which it shares most collectives.
+    """Pairs each rank, except the first, with a parent that shares many of its collectives.
 
-    A parent is the first rank or one that is paired already (Prim's algorithm). None if some ranks
-    share no collective with the others.
+    The pairs form a tree (Prim's algorithm). None if shared collectives do not connect all ranks.
     """
     counts = np.ascontiguousarray(present.T, np.float64)
     most, place = counts @ counts[0], np.zeros(len(counts), np.int64)
@@ -279,7 +272,6 @@ def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
 
 
 def _between(end_ns: Ints, times_ns: Ints, offset: Ints) -> Ints:
-    """Returns the offsets at ``end_ns``, interpolated linearly between the ``times_ns``."""
     since, knots = (
         (end_ns - times_ns[0]).astype(np.float64),
         (times_ns - times_ns[0]).astype(np.float64),
@@ -300,7 +292,6 @@ def _spread(end_ns: Ints) -> Ints:
 
 
 def _with_records(trace: Trace, times_ns: Ints, offset: Ints, error: Ints) -> Trace:
-    """Returns the trace with added records of clock comparisons, timed by the trace's own clock."""
     rows = np.zeros(len(times_ns), dtype=schema.RECORD_DTYPE)
     rows["kind"] = Kind.CLOCK
     rows["timestamp_ns"], rows["value"] = times_ns - offset, offset.astype(np.int64).view(np.uint64)

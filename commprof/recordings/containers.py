@@ -1,6 +1,6 @@
-"""Files of a recording: a single file, a folder or an archive, compressed or not.
+"""Reads the files of a recording: a single file, a folder or an archive.
 
-Compressed data is unpacked as it is read, and refused if it unpacks to many times its size.
+Compressed data is unpacked while it is read. Data that unpacks to many times its size is refused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from commprof.files import open_regular
 from commprof.invocation import quoted
 from commprof.trace.first_blocks import traces_among
 
-#: Largest ratio of unpacked to packed size; traces compress to a tenth or twentieth.
+#: Largest accepted ratio of unpacked to packed size. Traces have a ratio of 10 to 20.
 _MOST_TIMES = 300
 _ALWAYS_BYTES = 64 << 20
 _MOST_FILES = 100_000
-#: Largest number of unreadable files that are named one by one.
 _MOST_PROBLEMS = 3
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
-#: Argument for zlib: a gzip header and the largest window.
+#: Value of zlib's ``wbits``: the gzip format with the largest window.
 _GZIP_WINDOW = 31
 _TAR_MAGIC_AT, _HEAD_BYTES = 257, 64 << 10
 _ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
@@ -48,10 +47,10 @@ class Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Reads like a raw file; damaged data end where the damage begins.
+        """Reads like a raw file. Damaged data ends where the damage begins.
 
         Raises:
-            OSError: the data unpack to too much, or are damaged from the beginning.
+            OSError: the unpacked data is too large, or the data is damaged from the beginning.
         """
         try:
             data = self._stream.read1(len(buffer))  # read() would lose the data before the damage
@@ -67,7 +66,7 @@ class Unpacked(io.RawIOBase):
 
 
 class GrowingGzip:
-    """Unpacks a gzip file piece by piece while it is written; the file may have several members.
+    """Unpacks a gzip file while another process writes the file.
 
     Data that the writer has not flushed yet cannot be unpacked.
     """
@@ -78,10 +77,10 @@ class GrowingGzip:
         self._packed_bytes = self._unpacked_bytes = 0
 
     def unpack(self, data: bytes) -> bytes:
-        """Unpacks the next bytes of the file; returns at most about 1,000 times as many.
+        """Unpacks the next bytes of the file.
 
         Raises:
-            OSError: the data are damaged, or unpack to too much. No more can be unpacked then.
+            OSError: the data is damaged, or the unpacked data is too large.
         """
         self._packed_bytes += len(data)
         parts = []
@@ -103,14 +102,14 @@ class GrowingGzip:
         return unpacked
 
 
-#: Function that is called with a file of a recording: its name, and a stream at its beginning.
+#: Function that receives a file of a recording, as a name and a stream.
 Take = Callable[[str, BinaryIO], None]
 
 
 def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
-    """Unpacks what lies at ``path``; calls ``take`` with each file whose head ``wanted`` accepts.
+    """Calls ``take`` with each file at ``path`` whose first bytes ``wanted`` accepts.
 
-    In a folder without such a file, the files of its sub-folders are read.
+    Sub-folders of a folder are searched only if the folder itself has no such file.
 
     Returns:
         Sentences about files that could not be read.
@@ -139,26 +138,30 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
 
 
 def entries_in(folder: Path) -> list[os.DirEntry[str]]:
-    """Lists a folder in the order of names; raises OSError if it cannot be read."""
+    """Lists a folder, sorted by name.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
     with os.scandir(folder) as entries:
         return sorted(entries, key=lambda entry: entry.name)
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """True for a regular file or a link to one; asks the file system only about links."""
+    """True for a regular file or a link to a regular file."""
     if entry.is_symlink():
         return Path(entry.path).is_file()
     return entry.is_file(follow_symlinks=False)
 
 
 def without_traces(entries: Sequence[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-    """Leaves out commprof's own traces, which hold nothing of another tool."""
+    """Returns the entries without commprof's own traces."""
     traces = traces_among([entry.path for entry in entries])
     return [entry for entry in entries if entry.path not in traces]
 
 
 def few(problems: Sequence[str]) -> list[str]:
-    """Returns the sentences about left-out files; of many, only their number and the first few."""
+    """Shortens a long list of problems to the number of problems and the first few."""
     if len(problems) <= _MOST_PROBLEMS:
         return list(problems)
     first = "; ".join(problem.rstrip(".") for problem in problems[:_MOST_PROBLEMS])
@@ -178,7 +181,7 @@ def is_gzip(head: bytes) -> bool:
 
 
 def is_archive(head: bytes) -> bool:
-    """True if a file with these first 262 bytes, or more, is a zip or tar archive."""
+    """True if a file is a zip or tar archive. ``head`` needs the file's first 262 bytes."""
     return head.startswith(_ZIP) or _is_tar(head)
 
 

@@ -1,4 +1,4 @@
-"""Types of elements, by the names that torch, its Python interface and NCCL give them."""
+"""Translates the names of element types, and gives the sizes of the types."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Final
 
 from commprof.trace.schema import ELEMENT_BYTES
 
-#: c10d's name of a type ("Float") by the type's name in Python ("torch.float32") and in NCCL
-#: ("ncclFloat32"), in lower case and without prefix. torch's annotations of CUDA graphs and its
-#: recorder over CUPTI write the names of Python and NCCL.
+#: Maps a type's name in Python ("torch.float32") or NCCL ("ncclFloat32") to c10d's name ("Float").
+#: The keys are in lower case and have no prefix.
 _IN_C10D: Final = {
     **{"float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16"},
     **{"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte"},
@@ -17,13 +16,12 @@ _IN_C10D: Final = {
     **{"float8e4m3": "Float8_e4m3fn", "float8e5m2": "Float8_e5m2", "bool": "Bool"},
     **{name.lower(): name for name in ELEMENT_BYTES if name.startswith(("Float8", "UInt"))},
 }
-#: The same for names from which a prefix was removed. They may also be c10d's own names
-#: ("ncclHalf", "torch.long"). A name that is like c10d's but had no prefix is one of C++ ("float"),
-#: and is not replaced.
+#: Like ``_IN_C10D``, for names from which a prefix was removed. Such a name may also be c10d's own
+#: ("torch.long"). A name without a prefix may be a C++ type ("float"), which is not replaced.
 _AFTER_PREFIX: Final = {name.lower(): name for name in ELEMENT_BYTES} | _IN_C10D
 _PREFIXES: Final = ("torch.", "nccl", "c10::")
-#: Bytes of an element by the names in c10d's metadata, and by the C++ names in the profiler's input
-#: types, without "c10::".
+#: Bytes of an element by the name of the type, in lower case: c10d's names, and C++ names without
+#: "c10::".
 _BYTES: Final = {
     **{name.lower(): size for name, size in ELEMENT_BYTES.items()},
     **{"signed char": 1, "unsigned char": 1, "unsigned short": 2, "unsigned int": 4},
@@ -35,7 +33,7 @@ _BYTES: Final = {
 
 @lru_cache(maxsize=1 << 10)
 def c10d_type(name: str) -> str:
-    """Returns c10d's name of a type from its name in Python or NCCL; other names unchanged."""
+    """Translates a name from Python or NCCL to c10d's name; returns other names unchanged."""
     bare = name.lower()
     for prefix in _PREFIXES:
         bare = bare.removeprefix(prefix)
@@ -44,6 +42,6 @@ def c10d_type(name: str) -> str:
 
 @lru_cache(maxsize=1 << 10)
 def element_bytes(type_name: str) -> int:
-    """Returns the bytes of an element of a type; 0 if the name is not that of a type."""
+    """Returns the bytes of one element of a type; 0 if the type is not known."""
     bare = c10d_type(type_name).lower().removeprefix("c10::").removeprefix("torch.")
     return _BYTES.get(bare, 0)

@@ -1,20 +1,18 @@
-"""Dumps of c10d's Flight Recorder: operations that each rank scheduled, started and completed.
+"""Reads dumps of c10d's Flight Recorder: operations that a rank scheduled, started or completed.
 
-Versions 2.x are read, pickled or JSON, with all entries or only the active ones. A dump of active
-entries has no entries of completed operations, only their last sequence number in ``pg_status``.
-NCCL numbers point-to-point messages on each rank and in each group separately, so a send and its
-receive are matched by their order among the pending messages, not by number.
+Versions 2.x are read, as pickle or JSON. If a dump holds only active entries, ``pg_status`` gives
+the sequence number of the last completed operation. NCCL numbers point-to-point messages on each
+rank separately. A send and its receive are therefore matched by order, not by number.
 
-The meaning of a retired entry without a completion depends on its recorder (torch's
-``FlightRecorder.hpp`` and ``FlightRecorderHook.hpp``). gloo retires an entry when its Work has
-ended, and updates no state: the entry counts as complete. A recorder that learns of completions
-(those of NCCL and XCCL, and from torch 2.15 on the hook of a backend that reports completions)
-retires an entry without a completion if the operation has timed out. The hook of any other backend
-retires an entry when the operation has been issued, because the end is never reported to the hook:
-whether the operation is pending is not known. Any of three signs shows that the recorder learns of
-completions: the dump names the version of a communication library, as only NCCL's recorder does;
-the dump's own version is below 2.10, in which no hook wrote dumps; or a dump has a complete entry
-of the same group and backend.
+An entry may be retired but have no completion. The meaning depends on the recorder (torch's
+``FlightRecorder.hpp`` and ``FlightRecorderHook.hpp``):
+
+- gloo: the operation has completed.
+- A recorder that learns of completions, such as NCCL's: the operation has timed out.
+- The hook of another backend: the operation was issued, and may have completed.
+
+A recorder learns of completions if the dump names the version of a communication library, if the
+dump's version is below 2.10, or if any dump has a completed entry of the same group and backend.
 """
 
 from __future__ import annotations
@@ -36,28 +34,25 @@ from commprof.recordings.flight_recorder_files import dump_files
 from commprof.recordings.objects import without_collections
 from commprof.text import CALLED_AT, named_ranks, printable
 
-#: Largest size of a tensor in bytes; a damaged dump may contain larger ones.
+#: Sizes of tensors in bytes are limited to this value, because a dump may be damaged.
 _LARGEST_SIZE = 1 << 63
 _MESSAGE = re.compile(r"(send|recv) (\d+|\?)(?:->|<-)(\d+|\?)")
-#: Files whose lines do not belong to the script.
 _OF_LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<|/torch/distributed/|/commprof/(?:capture|compressors|trials)/|\.(?:cpp|h)$"
 )
-#: Largest number of frames of a stack that are searched.
 _MOST_FRAMES = 200
-#: Largest number of lines of a stack that are kept.
 _MOST_LINES = 16
-#: Functions of torch.distributed that gloo runs, and records, as an all-reduce.
+#: Functions of torch.distributed for which gloo records an all-reduce.
 _RUN_AS_ALL_REDUCE = {
     "reduce_scatter": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
-#: State of an operation whose recorder never learns whether it has completed.
+#: State of an operation that may be pending or completed.
 UNTOLD = "untold"
-#: The state of a retired entry without a completion, until its meaning is known.
+#: Temporary state of a retired entry without a completion.
 _RETIRED = "retired"
-#: The oldest version of a dump that a backend's hook (``FlightRecorderHook.hpp``) may have written.
+#: Oldest version of the dumps that hooks (``FlightRecorderHook.hpp``) write.
 _WITH_HOOKS = (2, 10)
 _STATES = ("scheduled", "started", "completed")
 _OPS = {
@@ -81,24 +76,24 @@ class Entry(NamedTuple):
     #: c10d's public name; "send" or "recv" for a point-to-point message.
     op: str
     is_message: bool
-    #: Sequence number of a collective in its group, from 0 as in traces; each rank numbers messages
-    #: on its own.
+    #: Sequence number in the group. Collectives count from 0. Each rank numbers its messages
+    #: separately.
     seq: int
-    #: Other rank of a message, as its rank in the group; -1 for a collective, and for a message
+    #: The other rank of a message, as rank in the group. -1 for a collective, and for a receive
     #: from any rank.
     peer: int
     #: "scheduled", "started", "completed", or ``UNTOLD``.
     state: str
-    #: Size of the input; the next field is that of the output. -1 if the size of the element type
-    #: is not known.
+    #: Size of the input; -1 if not known.
     bytes_in: int
+    #: Size of the output; -1 if not known.
     bytes_out: int
     dtype: str
     created_ns: int
-    #: True if the dump holds the time at which the operation was seen to start.
+    #: True if the dump has a time for the start of the operation.
     has_start: bool = False
-    #: Lines of the script that issued the operation, the innermost first: "a.py:7 < train.py:20";
-    #: empty if the dump has no stack of it.
+    #: Lines of the script that issued the operation, innermost first: "a.py:7 < train.py:20"; empty
+    #: if not known.
     path: str = ""
 
     @property
@@ -113,32 +108,31 @@ class Dump:
 
     rank: int
     version: str
-    #: Global ranks by the group's name, for the groups whose ranks the dump lists.
+    #: Global ranks by group name. Groups whose ranks are not known are left out.
     members: Mapping[str, tuple[int, ...]]
     descriptions: Mapping[str, str]
     entries: tuple[Entry, ...]
-    #: Sequence number of the last operation that the rank issued, by the group's name.
+    #: Sequence number of the last operation that the rank issued, by group name.
     last_enqueued: Mapping[str, int]
-    #: Sequence number of the last operation known to have completed, by the group's name.
+    #: Sequence number of the last operation known to have completed, by group name.
     last_completed: Mapping[str, int]
-    #: True if ``pg_status`` has a pending operation in a group that cannot be identified.
+    #: True if an operation is pending in a group that cannot be identified.
     unknown_pending: bool = False
-    #: True if the recorder of a communication library such as NCCL wrote the dump; such a recorder
-    #: learns of completions. False if the dump may come from the hook of another backend.
+    #: True if the recorder of a communication library such as NCCL wrote the dump. False if the
+    #: hook of another backend may have written it.
     of_library: bool = True
-    #: Time of the first entry, if the rank's buffer has dropped earlier ones; else 0.
+    #: Time of the first entry, if the rank's buffer has dropped earlier entries; else 0.
     since_ns: int = 0
-    #: True if the dump holds every record since the rank's first one.
+    #: True if the dump holds all of the rank's records.
     whole: bool = False
-    #: Indices of the process groups that the entries do not name; each rank counts its groups on
-    #: its own.
+    #: Indices of process groups without names. Each rank counts its groups separately.
     unnamed: frozenset[int] = frozenset()
 
 
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
     """Reads the dumps of a folder or archive, in order of rank.
 
-    Also returns a line for each file that cannot be read.
+    Also returns sentences about files that cannot be read.
 
     Raises:
         TraceError: no dump can be read.
@@ -176,8 +170,7 @@ def _read(path: Path) -> tuple[list[Dump], list[str]]:
             "are the same. A newer torch writes names; the dump of one rank alone can be read"
         )
     if not any(entry.state == "completed" for dump in dumps for entry in dump.entries):
-        # Only active entries were dumped: the others are missing for this reason, not because a
-        # full buffer dropped them.
+        # Only active entries were dumped, so missing entries do not mean that the buffer was full.
         dumps = [replace(dump, since_ns=0) for dump in dumps]
     dumps = _from_zero(_with_retired(dumps))
     if not any(dump.entries for dump in dumps):
@@ -186,7 +179,7 @@ def _read(path: Path) -> tuple[list[Dump], list[str]]:
 
 
 def _with_retired(dumps: Sequence[Dump]) -> list[Dump]:
-    """Returns the dumps, with the true states of retired entries that have no completion."""
+    """Replaces the temporary state of retired entries by the true state."""
     told = {
         (entry.group, entry.backend)
         for dump in dumps
@@ -210,7 +203,7 @@ def _with_retired(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _from_zero(dumps: Sequence[Dump]) -> list[Dump]:
-    """Returns the dumps with collectives numbered from 0, as in traces; c10d counts from 1."""
+    """Numbers the collectives from 0, as in traces. c10d counts from 1."""
     if any(entry.seq == 0 and not entry.is_message for dump in dumps for entry in dump.entries):
         return list(dumps)
     return [
@@ -231,16 +224,16 @@ def _entry_before(entry: Entry) -> Entry:
 
 
 def _before(seq: int, dump: Dump) -> int:
-    """Returns ``seq``, a number from the dump's ``pg_status``, as counted from 0; -1 if none.
+    """Converts a number of the dump's ``pg_status`` to counting from 0; -1 without an operation.
 
-    If a hook wrote the dump, the number already counts from 0. A dump that no communication
-    library's recorder wrote is from a hook if it lists the groups' ranks, and else from gloo.
+    Hooks already count from 0. A dump that no library wrote is from a hook if the dump lists the
+    groups' ranks, and otherwise from gloo.
     """
     return max(-1, seq - (1 if dump.of_library or not dump.members else 0))
 
 
 def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
-    """Renames groups that share a name but not their ranks; split_group makes such groups."""
+    """Renames groups of the same name with different ranks. split_group makes such groups."""
     ranks_of: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for dump in dumps:
         for name, ranks in dump.members.items():
@@ -260,7 +253,6 @@ def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _renamed(dump: Dump, names: Mapping[str, str]) -> Dump:
-    """Returns the dump with its groups renamed."""
     if not names:
         return dump
     return replace(
@@ -274,9 +266,7 @@ def _renamed(dump: Dump, names: Mapping[str, str]) -> Dump:
 
 
 def _with_pending_by_status(dump: Dump) -> Dump:
-    """Returns the dump with entries for each group's first and last pending operation.
-
-    The dump's ``pg_status`` says which operations are pending.
+    """Adds entries for each group's first and last pending operation, as ``pg_status`` gives them.
 
     Raises:
         TraceError: an operation is pending in a group that cannot be identified.
@@ -296,10 +286,9 @@ def _with_pending_by_status(dump: Dump) -> Dump:
 
 
 def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
-    """Returns the global ranks of each group, by the group's name.
+    """Returns the global ranks of each group, by group name.
 
-    If no dump lists a group's ranks, the result holds the ranks whose dumps have entries of the
-    group. For c10d's group of all ranks it then holds all ranks up to the last that has a dump.
+    If no dump lists a group's ranks, the ranks whose dumps have entries of the group are returned.
     """
     members: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
@@ -362,16 +351,16 @@ def _is_of_library(value: Mapping[str, Any], version: str) -> bool:
 
 
 def _has_completed(status: Any) -> bool:
-    """True if a group's status has a completion; a hook that learns of no completion writes -1."""
+    """True if a group's status has a completion. Hooks without completions write -1."""
     last = status.get("last_completed_collective") if isinstance(status, dict) else None
     return last is not None and _integer(last, "last_completed_collective") >= 0
 
 
 def _launches(entries: Sequence[Entry]) -> list[Entry]:
-    """Gives the entries of a coalesced launch the state of the launch.
+    """Gives operations that were launched together the state of the launch.
 
-    Operations that are launched together share a sequence number; their state is in an entry named
-    "coalesced". If the dump lacks the "coalesced" entry, the launch counts as completed.
+    Such operations have the same sequence number. An entry named "coalesced" holds the state of the
+    launch. Without this entry, the launch counts as completed.
     """
     together: dict[tuple[str, bool, int], list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -396,7 +385,6 @@ def _dictionary(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
 
 
 def _is_behind(status: Any) -> bool:
-    """True if a group's status says that an operation has not completed."""
     if not isinstance(status, dict):
         return False
     last, done = (status.get(f"last_{which}_collective") for which in ("enqueued", "completed"))
@@ -404,19 +392,17 @@ def _is_behind(status: Any) -> bool:
 
 
 def _description(group: Mapping[str, Any]) -> str:
-    """Returns the description that the script gave a group; empty if it gave none."""
     text = str(group.get("desc", ""))[:100]
     return "" if text == "undefined" else text
 
 
 def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns a group's global ranks in the group's order, from a list or a list as text."""
     return _numbers_in(str(config.get("ranks", ""))[: 1 << 20])
 
 
 @lru_cache(maxsize=1 << 8)
 def _numbers_in(text: str) -> tuple[int, ...]:
-    """Returns the ranks in a text; cached, because all ranks of a group have the same text."""
+    """Returns the numbers in a text. Results are cached, because many dumps have the same text."""
     return tuple(map(int, re.findall(r"\d{1,7}", text)))
 
 
@@ -425,10 +411,9 @@ def _in_status(
 ) -> dict[str, int]:
     """Returns the field ``key`` of each group's status, by group name.
 
-    ``status`` is the dump's ``pg_status``, which names groups by this rank's own group ids. ``ids``
-    maps the ids of groups that have entries in the dump to group names. Other ids are matched with
-    ``names`` in ascending order: ids and names (if they are numbers) both count groups in the order
-    of creation. If this match is impossible or contradicts ``ids``, the other ids are left out.
+    ``status`` is the dump's ``pg_status``. Its keys are group ids, which count the groups in the
+    order of creation. ``ids`` maps the ids of groups with entries to names. If possible, other ids
+    are matched with ``names`` in ascending order.
     """
     numbers = sorted(int(key) for key in status if key.isdecimal())
     known = dict(ids)
@@ -448,12 +433,13 @@ def _in_status(
 
 
 class _Description(NamedTuple):
-    """An entry's fields other than its numbers and times; alike entries have equal fields."""
+    """An entry without its numbers and times. Alike entries have equal descriptions."""
 
-    #: Fields of an entry before its sequence number; the next fields are those between number and
-    #: time, and those after the time.
+    #: Fields of ``Entry`` before ``seq``.
     before: tuple[str, str, str, bool]
+    #: Fields of ``Entry`` between ``seq`` and ``created_ns``.
     between: tuple[int, str, int, int, str]
+    #: Fields of ``Entry`` after ``created_ns``.
     after: tuple[bool, str]
     pg_id: int
     #: Name of the field with the entry's sequence number.
@@ -462,18 +448,16 @@ class _Description(NamedTuple):
 
 
 class _Entries:
-    """Makes the entries of several dumps; entries that are alike are described once."""
+    """Makes the entries of several dumps. Alike entries are decoded only once."""
 
     def __init__(self) -> None:
         self._alike = alike_entries()
-        #: Descriptions by the ids of alike entries; there is none for entries that cannot be read.
         self._descriptions: dict[int, _Description] = {}
 
     def of(self, values: list[Any]) -> tuple[list[Entry], list[_Description], list[int]]:
-        """Makes the entries of a dump from their decoded values.
+        """Makes the entries of a dump from decoded values.
 
-        Also returns the descriptions of the dump's entries, each once, and every entry's
-        ``record_id``.
+        Also returns the different descriptions, and the ``record_id`` of each value.
 
         Raises:
             ValueError: a value does not have the structure of an entry.
@@ -504,9 +488,7 @@ class _Entries:
 def _replaced(used: Iterable[_Description]) -> set[int]:
     """Returns the ids of groups that a later group of the same name and backend replaced.
 
-    If a script destroys its process groups and makes them again, c10d uses their names, and the
-    numbers of their operations, again. Operations that were pending in the destroyed groups do not
-    count, because these groups have given them up.
+    If a script destroys its process groups and makes new groups, c10d uses the old names again.
     """
     ids: dict[tuple[str, str], set[int]] = {}
     for about in used:
@@ -559,10 +541,10 @@ def _description_of(value: Mapping[str, Any]) -> _Description:
 
 @lru_cache(maxsize=1 << 12)
 def _profiled(name: str) -> tuple[str, str, tuple[str, int] | None]:
-    """Returns the backend and the operation in a ``profiling_name``.
+    """Splits a ``profiling_name`` into the backend and the operation.
 
-    For a message, also returns its operation and its peer (-1: any rank); None for other
-    operations.
+    For a point-to-point message, the third value is the kind and the peer (-1: any rank). For other
+    operations it is None.
     """
     backend, _, op = name.rpartition(":")
     message = _MESSAGE.match(op)
@@ -574,17 +556,12 @@ def _profiled(name: str) -> tuple[str, str, tuple[str, int] | None]:
 
 
 def _state_of(value: Mapping[str, Any]) -> str:
-    """Returns the state of an entry that has no field ``state``.
-
-    "completed" if the entry is retired or has a time of completion; "scheduled" otherwise.
-    """
     if value.get("retired") or value.get("time_discovered_completed_ns"):
         return "completed"
     return "scheduled"
 
 
 def _path_of(frames: Any) -> str:
-    """Returns the lines of a stack that are not in a library; empty if there is none."""
     lines = []
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, list) else ():
         file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
@@ -594,9 +571,9 @@ def _path_of(frames: Any) -> str:
 
 
 def _called(frames: Any) -> str:
-    """Returns the function that a script called, if gloo recorded it as an all-reduce.
+    """Returns the operation that the script called if gloo recorded an all-reduce.
 
-    Without a stack, as in JSON, this is "all_reduce".
+    Without a stack, as in JSON, the result is "all_reduce".
     """
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, list) else ():
         if not isinstance(frame, dict) or "/torch/distributed/" not in str(frame.get("filename")):

@@ -1,7 +1,6 @@
 """Gives alike entries of dumps the same id, so that each kind of entry is read once.
 
-Entries are alike if they differ only in numbers and times. Most entries of a job are alike, because
-its ranks issue the same operations, from the same lines.
+Entries are alike if they differ only in numbers and times. Most entries of a job are alike.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ Ints = npt.NDArray[np.int64]
 
 #: Integers in which alike entries may differ, in the order of the columns that ``read`` returns.
 INTEGERS: Final = (*("record_id", "seq_id", "collective_seq_id", "p2p_seq_id", "time_created_ns"),)
-#: Fields of which only the truth value is used; then fields that no reader uses.
+#: Fields of which only the truth value is used.
 _TRUTHS: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _IGNORED: Final = ("op_id", "duration_ms", "thread_id", "thread_name", "timeout_ms")
 _WITHOUT_REFERENCES: Final = 2
 
 
 class AlikeEntries(Protocol):
-    """Gives ids to entries; entries of all dumps with the same id are alike."""
+    """Gives ids to the entries of all dumps. Entries with the same id are alike."""
 
     def read(self, dictionaries: list[Any]) -> tuple[Ints, Ints]:
-        """Returns the entries' ids, which count up from 0, and a row of ``INTEGERS`` for each.
+        """Returns the id of each entry, from 0 up, and a row with the ``INTEGERS`` of each entry.
 
-        An integer is -1 if it is missing, or outside of 0 to 2**63 - 1.
+        An integer is -1 if it is missing or out of range (0 to 2**63 - 1).
 
         Raises:
             ValueError: an entry is not a dictionary of plain values.
@@ -39,7 +38,7 @@ class AlikeInPython:
     """Does in Python what ``csrc/reading/alike_dictionaries.cpp`` does in C++."""
 
     def __init__(self) -> None:
-        """Begins without any kind of entry."""
+        """Starts without entries."""
         self._numbers: dict[bytes, int] = {}
 
     def read(self, dictionaries: list[Any]) -> tuple[Ints, Ints]:

@@ -1,4 +1,4 @@
-"""Finds files with Flight Recorder dumps; takes ranks from file names, and decodes the content."""
+"""Finds and decodes files with Flight Recorder dumps. The file names give the ranks."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _NUMBER = re.compile(
 _LARGEST_BYTES = 1 << 30
 _HEAD_BYTES = 1 << 16
 _PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
-#: Argument for zlib: a gzip header and the largest window.
+#: Value of zlib's ``wbits``: the gzip format with the largest window.
 _GZIP_WINDOW = 31
 _OF_TORCH_PROFILER = b'"traceEvents"'
-#: A folder with this file is a run directory of commprof; the folders in it are not searched.
+#: A folder with this file is a run directory of commprof. Its sub-folders are not searched.
 _OF_COMMPROF = "run.json"
 
 
 class _FoundError(Exception):
-    """Ends the search in :func:`is_flight_recorder`; ``args[0]`` is True if it found a dump."""
+    """Ends the search in :func:`is_flight_recorder`; ``args[0]`` is True if a dump was found."""
 
 
 @dataclass(frozen=True)
 class DumpFile:
-    """A file or archive member whose name gives a rank and whose first bytes are a dump's."""
+    """A file or archive member that looks like a dump and has a rank in its name."""
 
     file: Path
     rank: int
-    #: Content of an archive's member; None for a file, which is read later.
+    #: Content of an archive member; None for a file, which is read later.
     data: bytes | None = None
 
     def value(self) -> Any:
-        """Reads and decodes the dump: pickle or JSON, compressed with gzip or not."""
+        """Reads and decodes the dump, which is pickle or JSON and may be compressed with gzip."""
         data = read_bytes(self.file, _LARGEST_BYTES) if self.data is None else self.data
         data = _unpacked(data, _LARGEST_BYTES)
         if data.startswith(_PICKLE):
@@ -57,7 +57,7 @@ class DumpFile:
 
 
 def _unpacked(data: bytes, most_bytes: int) -> bytes:
-    """Returns the data, unpacked if compressed, up to ``most_bytes`` of unpacked data."""
+    """Unpacks gzip data, up to ``most_bytes``. Returns other data unchanged."""
     if not data.startswith(_GZIP):
         return data
     try:
@@ -67,7 +67,6 @@ def _unpacked(data: bytes, most_bytes: int) -> bytes:
 
 
 def _packed_dumps(path: Path) -> tuple[list[DumpFile], list[str]]:
-    """Returns the dumps in an archive, and sentences about members that cannot be read."""
     dumps: list[DumpFile] = []
 
     def take(name: str, stream: BinaryIO) -> None:
@@ -80,7 +79,9 @@ def _packed_dumps(path: Path) -> tuple[list[DumpFile], list[str]]:
 
 
 def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
-    """Finds the dumps of a folder or archive; also returns a line for each unreadable member.
+    """Finds the dumps of a folder or archive.
+
+    Also returns sentences about archive members that cannot be read.
 
     Raises:
         TraceError: several folders hold dumps of the same rank.
@@ -91,7 +92,7 @@ def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
     else:
         dumps = list(_dumps_in(path))
     places = {(dump.rank, dump.file.parent) for dump in dumps}
-    if len(places) > len({rank for rank, _ in places}):  # a rank has dumps in several folders
+    if len(places) > len({rank for rank, _ in places}):
         folders = sorted({dump.file.parent for dump in dumps})
         named = ", ".join(quoted(folder) for folder in folders[:10])
         raise TraceError(f"{quoted(path)} holds dumps in several folders; give only one: {named}")
@@ -116,10 +117,7 @@ def is_flight_recorder(path: Path) -> bool:
 
 
 def _dumps_in(path: Path) -> Iterator[DumpFile]:
-    """Yields the files that are dumps according to their names and first bytes.
-
-    In a folder without dumps, the folders in it are searched.
-    """
+    """Yields the dumps at a path. If a folder has no dumps, its sub-folders are searched."""
     if not os.path.isdir(path):
         yield from _among([path])
         return
@@ -137,7 +135,6 @@ def _dumps_in(path: Path) -> Iterator[DumpFile]:
 
 
 def _entries_in(folder: Path) -> list[os.DirEntry[str]]:
-    """Lists a folder in order; returns an empty list if it cannot be read."""
     try:
         return entries_in(folder)
     except OSError:

@@ -1,9 +1,8 @@
-"""Reader of pickled dumps that accepts plain values only and runs no code of the file.
+"""Reads pickled dumps without running code of the file.
 
-A pickle is a program. This reader executes the instructions that build numbers, strings, lists,
-tuples and dictionaries and refuses all others: no class, no global, no call. Python's own unpickler
-is not used: even with all classes forbidden, it would allocate a memo as large as any index in a
-damaged file.
+A pickle is a program. This reader accepts only the instructions that build numbers, strings, lists,
+tuples and dictionaries. Python's own unpickler is not used, because a large memo index in a damaged
+file would make it allocate too much memory.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ _MARK = _Mark()
 
 
 class _Machine:
-    """State of the unpickler: stack, memo, and position in the data."""
-
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
@@ -32,24 +29,21 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def take(self, count: int) -> bytes:
-        """Returns the next ``count`` bytes."""
         if count < 0 or self.at + count > len(self.data):
             raise ValueError("it is cut off")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def number(self, form: str) -> Any:
-        """Returns the next number, in a format of :mod:`struct`."""
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
     def pop(self) -> Any:
-        """Removes and returns the topmost value, which must be no mark."""
         if (value := self.stack.pop()) is _MARK:
             raise IndexError
         return value
 
     def marked(self) -> list[Any]:
-        """Removes the items above the last mark, and the mark; returns the items."""
+        """Removes the last mark and the items above the mark; returns the items."""
         items: list[Any] = []
         while (item := self.stack.pop()) is not _MARK:
             items.append(item)
@@ -57,12 +51,10 @@ class _Machine:
         return items
 
     def tuple_of(self, count: int) -> None:
-        """Replaces the topmost ``count`` values by a tuple of them."""
         items = [self.pop() for _ in range(count)]
         self.stack.append(tuple(reversed(items)))
 
     def top(self, kind: type) -> Any:
-        """Returns the topmost value, which must be of type ``kind``."""
         if type(self.stack[-1]) is not kind:
             raise ValueError("it is not a consistent pickle")
         return self.stack[-1]
@@ -78,7 +70,6 @@ class _Machine:
             target[key] = value
 
     def remember(self, index: int) -> None:
-        """Stores the top of the stack in the memo at ``index``."""
         self.memo[index] = self.stack[-1]
 
 
@@ -140,11 +131,10 @@ _DO: dict[int, Callable[[_Machine], Any]] = {
 def read_plain_pickle(data: bytes) -> Any:
     """Reads a pickle of plain values without running any code of the pickle.
 
-    commprof's C++ module reads it if that module is installed (``csrc/reading/plain_pickle.cpp``).
+    The C++ module (``csrc/reading/plain_pickle.cpp``) is used if it is installed.
 
     Raises:
-        ValueError: the pickle is damaged or holds more than plain values. The error's message is
-            one line.
+        ValueError: the pickle is damaged or holds more than plain values.
     """
     try:
         from commprof import _reading

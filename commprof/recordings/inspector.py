@@ -1,8 +1,7 @@
 """Reads logs of NCCL Inspector, NVIDIA's profiler plugin that ships with NCCL.
 
 Each process writes ``<host>-pid<PID>.log`` with a JSON object per completed operation. The C++
-reader (``csrc/inspector``) reads every version of the format, from one file per process or from
-joined files.
+reader (``csrc/inspector``) reads every version of the format. Files may be joined.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ _HEAD_BYTES = 64 << 10
 #: Every line of a log has one of these keys, except lines that trace NCCL's proxy thread.
 _OPERATION = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
 _FIELDS = re.compile(rb'"(?:coll_sn|p2p_sn|coll_records)"')
-#: Names of the plugin's own files; an empty file of such a name is reported.
 _OWN_NAME = re.compile(r".+-pid\d+\.log")
-#: Names of the plugin's files that are compressed in a way that is not read.
+#: Names of the plugin's files in a compressed format that commprof cannot read.
 _PACKED_NAME = re.compile(r".+-pid\d+\.log\.(?:zst|xz|bz2|lz4|lzma)")
-#: Largest number of files that a folder of logs may hold.
 MOST_FILES = 200_000
-#: A folder with this file is a run directory of commprof, and counts as a folder without logs.
+#: A folder with this file is a run directory of commprof. It counts as a folder without logs.
 _OF_COMMPROF = "run.json"
 _MOST_NAMED = 3
 
@@ -52,7 +49,6 @@ class InspectorLogs:
 
     path: Path
     logs: tuple[InspectorLog, ...]
-    #: Names of the plugin's files that are empty.
     empty: tuple[str, ...]
     #: Caveats, as sentences without a full stop.
     problems: tuple[str, ...]
@@ -72,8 +68,7 @@ def looks_like_log(head: bytes) -> bool:
 def is_inspector(path: Path) -> bool:
     """True if a file, folder or archive holds a log of NCCL Inspector.
 
-    If no content shows a log, names decide: an empty file must have the name of a log, and in a
-    folder all names must be those of logs.
+    If the content does not show a log, the file names decide.
     """
 
     def wanted(head: bytes) -> bool:
@@ -92,7 +87,7 @@ def is_inspector(path: Path) -> bool:
         return is_own_name(path.name) and not path.stat().st_size
     except _FoundError:
         return True
-    except OSError:  # a path that cannot be examined is reported when it is read
+    except OSError:  # reported later, when the path is read
         return False
 
 
@@ -101,7 +96,7 @@ def read_logs(path: Path, progress: Progress | None = None) -> InspectorLogs:
 
     Args:
         path: what to read.
-        progress: called with the bytes unpacked so far and the size of all files.
+        progress: called with the number of unpacked bytes and the total size of the files.
 
     Raises:
         CommprofError: there is no log with an operation, or the C++ module is missing.
@@ -121,8 +116,8 @@ def read_logs(path: Path, progress: Progress | None = None) -> InspectorLogs:
     if len(damaged) > _MOST_NAMED:
         more = damaged[_MOST_NAMED:]
         problems.append(
-            f"{counted(len(more), 'more file')} with {sum(log.damaged_lines for log in more)} such "
-            "lines"
+            f"{counted(len(more), 'more file')}: {sum(log.damaged_lines for log in more)} lines "
+            "could not be read"
         )
     return InspectorLogs(path, tuple(logs), tuple(empty), tuple(problems))
 
@@ -135,8 +130,8 @@ def _why_empty(logs: list[InspectorLog], empty: list[str], problems: list[str]) 
     return (
         "unless NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS is set, NCCL Inspector writes at "
         "the end of a communicator, so a job that runs or was killed leaves empty files; by "
-        "default it also leaves out operations below 8192 bytes "
-        "(NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES) and those without times of the GPU "
+        "default NCCL Inspector also leaves out operations below 8192 bytes "
+        "(NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES) and operations without times of the GPU "
         "(NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING)"
     )
 
@@ -147,19 +142,19 @@ def is_own_name(name: str) -> bool:
 
 
 def is_log_name(name: str) -> bool:
-    """True if a log of NCCL Inspector has such a name, compressed or not."""
+    """True if a log of NCCL Inspector, compressed or not, has such a name."""
     return is_own_name(name.removesuffix(".gz")) or bool(packed_otherwise(name))
 
 
 def packed_otherwise(name: str) -> str:
-    """Returns why a file with this name is left out; empty unless it is a log in another format."""
+    """Returns why a log is left out if its name shows an unsupported compression; else empty."""
     if _PACKED_NAME.fullmatch(name) is None:
         return ""
     return "it is compressed, but not by gzip, and only gzip, zip and tar are unpacked"
 
 
 def new_log(name: str) -> InspectorLog:
-    """Makes a log of this name, to be fed with its bytes.
+    """Makes an empty log of this name.
 
     Raises:
         CommprofError: the C++ module is missing.
@@ -229,7 +224,6 @@ class _Counter:
         self._lock = threading.Lock()
 
     def add(self, size_bytes: int) -> None:
-        """Adds bytes, and reports the new sum."""
         with self._lock:
             self._read_bytes += size_bytes
             self._progress(self._read_bytes, self._total_bytes)

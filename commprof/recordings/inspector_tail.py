@@ -1,6 +1,6 @@
-"""Follows logs of NCCL Inspector while the job writes them; each byte is read once.
+"""Follows logs of NCCL Inspector while the job writes the logs.
 
-A log that is compressed by gzip is followed as far as its writer has flushed it.
+A log that is compressed with gzip can be read as far as the job has flushed it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from commprof.text import printable
 if TYPE_CHECKING:
     from commprof._reading import InspectorLog
 
-#: Largest number of bytes that one look reads.
 _BYTES_PER_LOOK: Final = 64 << 20
-#: Largest number of bytes that a look reads of one log before it turns to the next.
+#: Largest number of bytes that are read from one log at a time.
 _BYTES_PER_LOG: Final = 4 << 20
-#: Largest number of bytes that a look reads of a compressed log, which unpacks to many times more.
+#: Largest number of packed bytes that are read from one compressed log at a time.
 _PACKED_BYTES_PER_LOG: Final = 64 << 10
 _HEAD_BYTES: Final = 64 << 10
 _MOST_PROBLEMS: Final = 20
@@ -41,14 +40,13 @@ _GZIP_SUFFIX: Final = ".gz"
 
 @dataclass
 class GrowingLog:
-    """One log, as far as it was read."""
+    """A log, and the state of its reading."""
 
     path: Path
     log: InspectorLog
     read_bytes: int = 0
-    #: Time of :func:`time.monotonic` at which the log was last seen to have grown.
+    #: Time of the last new content, on the clock of :func:`time.monotonic`.
     grew_s: float = 0.0
-    #: Number of looks that found new content.
     growths: int = 0
     #: Longest observed time between two writes; 0 before the second write.
     longest_gap_s: float = 0.0
@@ -58,18 +56,17 @@ class GrowingLog:
     unpacker: GrowingGzip | None = None
     #: True if the rest of the log cannot be read.
     is_given_up: bool = False
-    #: Damaged lines that were already reported.
+    #: Number of damaged lines at the last reading.
     damaged_lines: int = field(default=0, repr=False)
 
 
 class InspectorTail:
-    """Reader of a folder of logs that grow. Not thread-safe."""
+    """Reads a folder of growing logs. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads nothing yet; there may be no log before the job begins to communicate."""
+        """Reads nothing yet. The folder may have no logs yet."""
         self.folder = folder
         self.logs: dict[Path, GrowingLog] = {}
-        #: Names of the plugin's logs that are still empty.
         self.empty: list[str] = []
         #: Sentences about content that could not be read.
         self.problems: list[str] = []
@@ -117,7 +114,6 @@ class InspectorTail:
                 self._complain(f"{printable(file.name)}: {error.strerror or error}")
 
     def _take(self, file: Path) -> None:
-        """Begins to follow a new file if it is a log, or remembers that it is none."""
         head = _head_of(file)
         unpacker = GrowingGzip() if is_gzip(head) else None
         if unpacker is not None:
@@ -128,7 +124,7 @@ class InspectorTail:
             is_whole = len(head) == _HEAD_BYTES
             head = GrowingGzip().unpack(head)
             if not is_whole and b"\n" not in head:
-                return  # not enough is written yet to tell if it is a log
+                return  # too few bytes to know whether the file is a log
         if is_archive(head):
             if is_inspector(file):
                 self._leave_out(
@@ -149,7 +145,7 @@ class InspectorTail:
         self._complain(f"{printable(file.name)} is left out: {why}")
 
     def _read(self, log: GrowingLog, most_bytes: int) -> int:
-        """Reads at most ``most_bytes`` of a log; returns the number of bytes that it took."""
+        """Reads at most ``most_bytes`` of a log; returns the number of bytes after unpacking."""
         if log.unpacker is not None:
             most_bytes = min(most_bytes, _PACKED_BYTES_PER_LOG)
         descriptor = descriptor_of_regular(log.path)
@@ -211,7 +207,7 @@ def _head_of(file: Path) -> bytes:
 
 
 def holds_logs(folder: Path) -> bool:
-    """True if a folder holds logs of NCCL Inspector, even if nothing was written to them yet."""
+    """True if a folder holds logs of NCCL Inspector. The logs may be empty."""
     try:
         with os.scandir(folder) as entries:
             own = any(is_log_name(entry.name) for entry in entries)

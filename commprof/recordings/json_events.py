@@ -1,6 +1,6 @@
-"""Reader of the events of a Chrome trace, in pieces and with bounded memory.
+"""Reads the events of a Chrome trace in pieces, with limited memory.
 
-The file may be damaged, cut off or not a trace at all.
+The file may be damaged, or may not be a trace.
 """
 
 from __future__ import annotations
@@ -13,33 +13,32 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
 _PIECE_BYTES = 1 << 20
-#: Largest number of characters of an event or of another top-level value; a file with longer ones
-#: is no trace.
+#: Largest number of characters of an event or a top-level value. Longer values count as damaged.
 _MOST_VALUE_CHARS = 16 << 20
 _SHORT_CHARS = 1 << 16
 
 _SPACE = re.compile(r"[\s,:]*")
-#: The first key of an event, as torch writes them.
+#: The first key of an event that torch writes.
 _EVENT_BEGINS = '"ph"'
 _DAMAGED = "it is cut off or damaged"
-#: Top-level values that are kept.
 _KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties")
-#: Where the next event and the next known top-level value begin, as torch writes them.
+#: Finds the next event in a file that torch wrote.
 _NEXT_EVENT = re.compile(r'\n\s*(?=\{\s*"ph")')
+#: Finds the next known top-level value in a file that torch wrote.
 _NEXT_MEMBER = re.compile(rf'\n\s*(?="(?:traceEvents|{"|".join(_KEPT)})":)')
-#: Errors of json that may vanish when more of the text is read.
+#: Errors of :mod:`json` that may vanish when more text is read.
 _MAY_CONTINUE = ("Unterminated string", "Invalid \\")
-#: Any error at most this many characters from the end of the text may vanish too.
+#: Any error within this many characters of the end of the text may vanish too.
 _MAY_BE_CUT_CHARS = 64
 
 
-#: Function that takes the events from a position on. It returns the position of the first event
-#: that it leaves to Python; None if it will take no further events.
+#: Function that reads events, beginning at a position in the text. It returns the position at which
+#: Python continues, or None if the function reads no further events.
 Scan = Callable[[str, int], int | None]
 
 
 class Digits(str):
-    """A number with a point or an exponent, as its text: a double cannot hold ns since 1970."""
+    """Text of a number with a point or an exponent. A double cannot hold times in ns since 1970."""
 
     __slots__ = ()
 
@@ -64,25 +63,23 @@ class DamagedError(ValueError):
 
 @dataclass
 class EventReader:
-    """Reader of one trace's events.
+    """Reads the events of one trace.
 
-    ``head``, the trace's other top-level values, is complete once all events were read.
+    ``head`` is complete when all events have been read.
     """
 
     stream: BinaryIO
-    #: Takes the events that it can; ``events`` yields the others.
+    #: Reads some of the events itself. :meth:`events` yields the other events.
     scan: Scan | None = None
-    #: Top-level values other than the events; only the keys in ``_KEPT``.
+    #: Top-level values with the keys in ``_KEPT``.
     head: dict[str, Any] = field(default_factory=dict)
-    #: True if there was an array of events.
     found_events: bool = False
-    #: The reason if the text ended early or was damaged; empty for a sound trace.
+    #: Why reading stopped early; empty if the whole trace was read.
     problem: str = ""
-    #: Number of events that are not JSON and were passed over; the next field is the number of
-    #: such top-level values. torch's profiler does not escape a double quote in the name of a
-    #: range, in a process group's description or in metadata
-    #: (``findings/profiler_quotes_break_json.sh``).
+    #: Number of events that were skipped because they are not JSON. torch's profiler does not
+    #: escape some double quotes (``findings/profiler_quotes_break_json.sh``).
     passed_over: int = 0
+    #: Number of top-level values that were skipped for the same reason.
     passed_over_in_head: int = 0
     _text: str = ""
     _at: int = 0
@@ -90,16 +87,16 @@ class EventReader:
     _decode: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def events(self) -> Iterator[list[Any]]:
-        """Yields the events in lists; stops and sets ``problem`` where the text is damaged.
+        """Yields lists of events. Where the text is damaged, sets ``problem`` and stops.
 
         Raises:
-            DamagedError: the file is not a trace at all.
+            DamagedError: the file is not a trace.
         """
         self._skip()
         if self._peek() not in ("{", "["):
             raise DamagedError("it is not a JSON object or array")
         try:
-            if self._peek() == "[":  # an array of events
+            if self._peek() == "[":
                 yield from self._array()
             else:
                 self._at += 1
@@ -145,7 +142,7 @@ class EventReader:
             yield event
 
     def _scanned(self) -> list[Any]:
-        """Lets ``scan`` take events; once it takes no more, returns the next events instead."""
+        """Lets ``scan`` read events. When ``scan`` has stopped, reads the next events in Python."""
         at = self.scan(self._text, self._at) if self.scan is not None else None
         if at is None:
             self.scan = None
@@ -154,7 +151,7 @@ class EventReader:
         return []
 
     def _whole_events(self) -> list[Any]:
-        """Returns the next events that are complete in the text read so far; empty if none is."""
+        """Returns the complete events at the current position; empty if there are none."""
         found = self._many_events()
         text, at, decode, skip = self._text, self._at, _DECODER.raw_decode, _SPACE.match
         try:
@@ -169,16 +166,15 @@ class EventReader:
                 found.append(value)
                 at = end
         except (ValueError, RecursionError):
-            pass  # incomplete or damaged: reading it as a single value will show which
+            pass  # incomplete or damaged: ``_value`` finds out which
         self._at = at
         return found
 
     def _many_events(self) -> list[Any]:
-        """Returns the next events in the text read so far, except the last one.
+        """Returns the events of the text except the last event, which may be incomplete.
 
-        The last event may be incomplete. One call of ``decode`` decodes all returned events,
-        in half the time that a call per event needs. Returns an empty list if the text before the
-        last event is empty, is damaged or contains the end of the array.
+        A single call decodes all events, in half the time that a call per event needs. The result
+        is empty if the text is damaged or contains the end of the array.
         """
         match = _SPACE.match(self._text, self._at)
         begin = match.end() if match else self._at
@@ -193,12 +189,12 @@ class EventReader:
         return list(found)
 
     def _value_or_pass_over(self, following: re.Pattern[str]) -> list[Any]:
-        """Returns a list with the value at the current position.
+        """Returns the next value in a list.
 
-        If the value is not JSON, goes to the end of the value, and returns an empty list.
+        A value that is not JSON is skipped. The list is then empty.
 
         Raises:
-            DamagedError: the value is not JSON, and nothing that follows is found.
+            DamagedError: the value is not JSON, and its end is not found.
         """
         try:
             return [self._value()]
@@ -207,18 +203,21 @@ class EventReader:
             return []
 
     def _pass_over(self, following: re.Pattern[str], reason: str) -> None:
-        """Goes to the end of a value; raises DamagedError with the reason if it is not found."""
+        """Skips a value that is not JSON.
+
+        Raises:
+            DamagedError: the end of the value is not found.
+        """
         begin = following.search(self._text, self._at)
         if begin is None:
             raise DamagedError(reason)
         self._at = begin.end()
 
     def _value(self) -> Any:
-        """Returns the value at the current position, reading further text as needed."""
         while True:
             if 0 < len(self._text) - self._at < _SHORT_CHARS < self._at:
-                # The decoded text is dropped, because Python counts all lines before an error, and
-                # the cut-off event of each piece causes an error.
+                # The cut-off event of each piece causes an error, and Python counts all lines
+                # before an error. Decoded text is dropped, so that counting is fast.
                 self._text, self._at = self._text[self._at :], 0
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
@@ -241,8 +240,7 @@ class EventReader:
             return value
 
     def _may_continue(self, error: ValueError) -> bool:
-        """True if the value may be valid once more of the text is there."""
-        # An error of another type: an integer has too many digits for Python; more text is no help.
+        # An error of another type means that an integer has too many digits for Python.
         if not isinstance(error, json.JSONDecodeError):
             return False
         cut = len(self._text) - error.pos < _MAY_BE_CUT_CHARS
@@ -262,8 +260,7 @@ class EventReader:
     def _fill(self) -> None:
         """Drops the decoded text and reads further text.
 
-        Reads at least as many bytes as there are characters left to decode. Each call
-        makes the text about twice as long, so few calls complete a long value.
+        Each call about doubles the text that is left, so that few calls complete a long value.
         """
         if self._ended:
             return

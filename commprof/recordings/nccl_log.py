@@ -1,7 +1,6 @@
-"""Says what NCCL's own log (``NCCL_DEBUG``) and the text of a failed nccl-tests run show.
+"""Summarises NCCL's own log (``NCCL_DEBUG``), and finds the error of a failed nccl-tests run.
 
-A log of NCCL tells how NCCL was set up, and with ``NCCL_DEBUG_SUBSYS=COLL`` which calls it got. It
-has no times at which collectives ran, so that no command can report on it.
+NCCL's log has no times at which collectives ran, so no command can report on the log.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ LOG_LINE: Final = re.compile(
 _LONGEST_LINE: Final = 1 << 16
 #: Largest number of characters that a message quotes from a line of the log.
 _MOST_CHARS: Final = 160
-#: Largest number of different sizes of communicators that the text lists.
 _MOST_SIZES: Final = 5
 _VERSION: Final = re.compile(rb"\b[NR]CCL version (\d+(?:\.\d+)+\S{0,40})")
 _COMPLETE: Final = re.compile(rb"comm (0x[0-9a-f]+) rank \d+ nranks (\d+) .*Init COMPLETE")
@@ -41,11 +39,11 @@ def _text(line: bytes) -> str:
 
 
 def about_nccl_log(opened: BinaryIO, most_bytes: int) -> str:
-    """Returns what a log is and what it shows: version, communicators, calls and warnings.
+    """Summarises a log: NCCL's version, communicators, calls and warnings.
 
     Args:
         opened: the log, positioned at its beginning.
-        most_bytes: number of bytes that are read.
+        most_bytes: largest number of bytes to read.
     """
     version, warning, warnings = b"", b"", 0
     sizes, calls, called_in = Counter[int](), Counter[str](), set[int]()

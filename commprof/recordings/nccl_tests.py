@@ -1,7 +1,7 @@
-"""Results of nccl-tests and rccl-tests: their text, and the files that they write beside it.
+"""Reads results of nccl-tests and rccl-tests: the printed text and the result files.
 
-Older versions do not name the operation: it is then derived from the file's name, or the file is
-refused. ``docs/recordings.md`` lists the versions whose sources were read.
+Older versions do not print the name of the operation. commprof then looks for the name in the
+file's own name. ``docs/recordings.md`` lists the versions whose source code was checked.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from commprof.text import printable
 
 __all__ = ["NcclTestsLog", "NcclTestsRow", "is_nccl_tests", "read_nccl_tests"]
 
-#: Largest JSON or CSV file that is read, in bytes; a text may have any size.
+#: Largest JSON or CSV file that is read, in bytes. A text may have any size.
 _LARGEST_BYTES = 1 << 28
 _HEAD_BYTES = 1 << 16
 
 
 def is_nccl_tests(path: Path) -> bool:
-    """True if a file is a result of nccl-tests or rccl-tests; reads a text only up to its table."""
+    """True if a file is a result of nccl-tests or rccl-tests."""
     try:
         head = _head(path)
         if is_json(head) or is_records(head):
@@ -65,7 +65,6 @@ def _logs(path: Path) -> tuple[NcclTestsLog, ...]:
 
 
 def _is_json_file(head: bytes) -> bool:
-    """True if a file with these first bytes is one JSON object, not a container's log."""
     return head.lstrip().startswith(b"{") and not head.startswith(CONTAINER_LOG)
 
 

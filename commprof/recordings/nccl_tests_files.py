@@ -1,10 +1,12 @@
-"""Reads the files that nccl-tests and rccl-tests write beside their text.
+"""Reads the result files of nccl-tests (``-J``) and rccl-tests (``-Z json`` and ``-Z csv``).
 
-nccl-tests' ``-J`` (``util.cu``, from 2.17.7) lists the first device of each process, with its
-group. rccl-tests' ``-Z json`` and ``-Z csv`` (``Reporter`` in ``common.cu``) have one record
-per result. In a record, ``ranks`` is the number of processes of the job, and ``ranksPerNode`` is
-the number of processes of the communicator, on however many hosts they are. The CSV's line of names
-lacks ``nodes`` although its rows have it.
+nccl-tests writes its file from version 2.17.7 on, in ``util.cu``. The file lists the first device
+of each process, with the group of the device.
+
+rccl-tests writes one record per result (``Reporter`` in ``common.cu``). Field ``ranks`` is the
+number of processes of the job. Field ``ranksPerNode`` is the number of processes of the
+communicator, even if the processes are on several hosts. In the CSV file, the line of names lacks
+``nodes``, but the rows have this field.
 """
 
 from __future__ import annotations
@@ -76,8 +78,8 @@ def read_json(text: str, stem: str) -> NcclTestsLog:
     remarks = [*about_operation(program), *about_roots(rows)]
     if len(groups) > 1:
         remarks.append(
-            f"{len(groups)} groups were measured at the same time; ranks and hosts are those of "
-            "the first"
+            f"{len(groups)} groups were measured at the same time; the numbers of ranks and hosts "
+            "are those of the first group"
         )
     hosts = len({str(device.get("hostname")) for device in members}) or None
     if ranks > stated[0] and hosts == 1:
@@ -115,7 +117,7 @@ def _json_rows(line: Mapping[str, Any]) -> Iterator[NcclTestsRow]:
 
 
 def _samples_us(single: Mapping[str, Any]) -> tuple[float, ...]:
-    """Times of the iterations that count: the file also lists those that ``-K`` skips."""
+    """Returns the times of the iterations, without those that option ``-K`` skips."""
     times = [float(sample) for sample in single.get("times_us", ())]
     return tuple(times[int(single.get("skipped_iterations", 0)) :])
 
@@ -164,10 +166,10 @@ def _of_records(
 
 
 def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
-    """Returns the number of hosts; None if several communicators make it unknown.
+    """Returns the number of hosts; None if not known.
 
-    ``nodes`` is the processes of the job divided by those of a communicator. It can be the number
-    of hosts only if all processes are in one communicator.
+    Field ``nodes`` counts communicators, not hosts. It is ignored if the job has several
+    communicators.
     """
     if "gpus" in record:
         return 1
@@ -178,9 +180,9 @@ def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
 
 
 def _processes(record: Mapping[str, str], name: str) -> int:
-    """Returns the number of ranks from field ``name``, which counts processes; 0 if it is missing.
+    """Returns the number of ranks that field ``name`` shows; 0 if the field is missing.
 
-    A build without MPI has one process, whose number of GPUs is ``gpus``.
+    The field counts processes. A build without MPI has one process, with ``gpus`` GPUs.
     """
     if "gpus" in record:
         return int(record["gpus"])
@@ -209,7 +211,6 @@ def _of_csv(text: str) -> Iterator[dict[str, str]]:
 
 
 def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
-    """Makes a row from a record, with ``count`` still 0; None if size or time is not positive."""
     time_us, size = number(record.get("time")), number(record.get("size"))
     if not (0 < time_us < math.inf and size > 0):
         return None
@@ -232,9 +233,8 @@ def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
 
 
 def _count(op: str, row: NcclTestsRow, ranks: int) -> int:
-    """Number of elements as NCCL's call counts them; 0 if the type is unknown."""
     width = element_bytes(row.dtype)
-    parts = ranks if op in OF_PARTS else 1  # a call states the elements of one rank's part
+    parts = ranks if op in OF_PARTS else 1  # a call counts the elements of one part
     return row.size_bytes // (width * parts) if width else 0
 
 

@@ -1,9 +1,9 @@
-"""The number of ranks that a result of nccl-tests states, checked against its own bandwidths.
+"""Checks the number of ranks in a result of nccl-tests against the bandwidths in the result.
 
-nccl-tests computes busbw from algbw with a factor of the number of ranks (``doc/PERFORMANCE.md``):
-2 (n - 1) / n for all_reduce, (n - 1) / n for operations whose buffers hold a part per rank, and 1
-for the others, whose ratio does not show n. Before 2.9 the second factor was part of algbw, and
-busbw was equal to algbw. The digits in the file limit the accuracy of busbw / algbw.
+nccl-tests multiplies algbw by a factor to get busbw (``doc/PERFORMANCE.md``). For n ranks, the
+factor is 2 (n - 1) / n for all_reduce, and (n - 1) / n for operations whose buffers hold a part per
+rank. For all other operations the factor is 1, which does not show n. Before nccl-tests 2.9, algbw
+already contained the factor (n - 1) / n, and busbw was equal to algbw.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from commprof.trace.operations import OF_PARTS
 _Floats = npt.NDArray[np.float64]
 
 _MOST_RANKS = 1 << 16
-#: Share of the rows that must agree with a number of ranks: other rows may be damaged.
+#: Fraction of the rows that must agree with a number of ranks. The other rows may be damaged.
 _MOST_ROWS = 0.9
-#: A row is left out if its digits give busbw / algbw ten times less exactly than the digits of the
-#: best rows do.
+#: A row is left out if its busbw / algbw is this many times less exact than in the best rows.
 _DECADE = 10
 #: Tolerance for the rounding of commprof's own arithmetic on busbw / algbw.
 _ROUNDING = 1e-9
@@ -32,43 +31,42 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class RanksOfBandwidths:
-    """Information on the number of ranks from busbw / algbw of a log's rows."""
+    """Values of busbw / algbw in a log's rows, which show the number of ranks."""
 
     op: str
-    #: Smallest busbw / algbw that each row's digits allow; the next field is the largest.
+    #: Smallest busbw / algbw that each row's digits allow; ``most`` is the largest.
     least: _Floats
     most: _Floats
 
     def tells(self) -> bool:
-        """True if some number of ranks would contradict the rows."""
+        """True if the rows restrict the number of ranks."""
         return len(self.least) > 0
 
     def agrees(self, ranks: int) -> bool:
-        """True if the rows may be from this number of ranks."""
+        """True if most rows agree with this number of ranks."""
         return bool(self._share(np.array([float(ranks)]))[0] >= _MOST_ROWS)
 
     def agrees_with(self, ratio: float) -> bool:
-        """True if busbw / algbw may be this ratio."""
+        """True if most rows agree with this value of busbw / algbw."""
         return bool(self._agreeing(np.array([ratio]))[0] >= _MOST_ROWS)
 
     def candidates(self) -> list[int]:
-        """Numbers of ranks with which most rows agree, ascending."""
+        """Returns the numbers of ranks with which the most rows agree, in ascending order."""
         numbers = np.arange(1, _MOST_RANKS + 1, dtype=np.float64)
         shares = self._share(numbers)
         best = shares.max()
         return [] if best < _MOST_ROWS else numbers[shares == best].astype(int).tolist()
 
     def ratio(self) -> float:
-        """The value of busbw / algbw, from the row whose digits are most exact."""
+        """Returns busbw / algbw of the row with the most exact digits."""
         exact = int(np.argmin(self.most - self.least))
         return float(self.least[exact] + self.most[exact]) / 2
 
     def _share(self, ranks: _Floats) -> _Floats:
-        """Returns the share of the rows that agree with each number of ranks."""
         return self._agreeing((2 if self.op == "all_reduce" else 1) * (ranks - 1) / ranks)
 
     def _agreeing(self, ratios: _Floats) -> _Floats:
-        """Returns the share of the rows whose digits allow each ratio."""
+        """Returns, for each ratio, the fraction of the rows that agree with it."""
         agreeing = np.zeros(len(ratios))
         for least, most in zip(self.least, self.most, strict=True):
             agreeing += (ratios >= least - _ROUNDING) & (ratios <= most + _ROUNDING)
@@ -76,7 +74,7 @@ class RanksOfBandwidths:
 
 
 def ranks_of_bandwidths(op: str, rows: Sequence[NcclTestsRow]) -> RanksOfBandwidths:
-    """Collects busbw / algbw of those rows from which the number of ranks can be derived."""
+    """Collects busbw / algbw of the rows that show the number of ranks."""
     least, most = [], []
     for row in rows if op == "all_reduce" or op in OF_PARTS else ():
         algbw, busbw = row.algbw, row.busbw
@@ -86,13 +84,13 @@ def ranks_of_bandwidths(op: str, rows: Sequence[NcclTestsRow]) -> RanksOfBandwid
         most.append((busbw.value + busbw.half_digit) / (algbw.value - algbw.half_digit))
     evidence = _exact(RanksOfBandwidths(op, np.array(least), np.array(most)))
     if op in OF_PARTS and least and evidence.agrees_with(1.0):
-        # nccl-tests before 2.9: busbw is equal to algbw, whatever the number of ranks
+        # nccl-tests before 2.9: busbw is equal to algbw for any number of ranks
         return RanksOfBandwidths(op, np.array([]), np.array([]))
     return evidence
 
 
 def _exact(evidence: RanksOfBandwidths) -> RanksOfBandwidths:
-    """Leaves out the rows of small bandwidths, whose few digits agree with any number of ranks."""
+    """Leaves out rows with few digits, which agree with nearly any number of ranks."""
     width = evidence.most - evidence.least
     if not len(width):
         return evidence
@@ -103,18 +101,18 @@ def _exact(evidence: RanksOfBandwidths) -> RanksOfBandwidths:
 def settled_ranks(
     op: str, stated: Sequence[int], source: str, rows: Sequence[NcclTestsRow]
 ) -> tuple[int, list[str]]:
-    """Returns the number of ranks, and remarks if the file states another number, or none.
+    """Returns the number of ranks, and remarks on this number.
 
     Args:
         op: operation of the log.
-        stated: numbers that the file's statements may mean, the likeliest first; empty if there
-            are no statements.
-        source: the statements in words, such as "lines `# Rank`".
+        stated: possible numbers of ranks according to the file, the likeliest first; empty if the
+            file states no number.
+        source: the place in the file that states the number, such as "lines `# Rank`".
         rows: rows of the log.
 
     Raises:
-        ValueError: the number follows neither from the statements nor from the bandwidths; or the
-            two contradict each other, and the bandwidths do not show a single number.
+        ValueError: the file does not state the number of ranks, or its bandwidths contradict the
+            stated number; and the bandwidths do not show the number.
     """
     evidence = ranks_of_bandwidths(op, rows)
     if not evidence.tells():
@@ -129,11 +127,11 @@ def settled_ranks(
     ratio = f"busbw / algbw = {evidence.ratio():.4g}"
     told = evidence.candidates()
     if len(told) == 1 and not stated:
-        return told[0], [f"it has no lines `# Rank`; {ratio} is that of {counted(told[0], 'rank')}"]
+        return told[0], [f"it has no lines `# Rank`; {ratio} shows {counted(told[0], 'rank')}"]
     if len(told) == 1:
         return told[0], [
-            f"its {source} name {counted(stated[0], 'rank')}, but {ratio} is that of "
-            f"{counted(told[0], 'rank')}; commprof uses the latter number"
+            f"its {source} name {counted(stated[0], 'rank')}, but {ratio} shows "
+            f"{counted(told[0], 'rank')}; commprof uses {counted(told[0], 'rank')}"
         ]
     if not stated:
         raise ValueError(

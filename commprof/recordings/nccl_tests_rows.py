@@ -1,4 +1,4 @@
-"""Rows of nccl-tests and rccl-tests, whatever file they come from, and the names of their tests."""
+"""Result rows of nccl-tests and rccl-tests, and the names of the tested operations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from commprof.text import counted
 
 _CELL = re.compile(r"[-+]?(?:\d+\.?(?P<decimals>\d*)|\.\d+)(?:[eE](?P<power>[-+]?\d+))?")
-#: If at most this share of the rows contradict themselves, those rows count as damaged.
+#: Contradictory rows are left out as damaged if they are at most this fraction of all rows.
 _DAMAGED = 0.1
-#: A bandwidth above this many times its ``half_digit`` is exact enough to show a factor.
+#: A bandwidth counts as exact if it is more than this many times its ``half_digit``.
 _EXACT = 200
-#: If busbw / algbw differs from 1 by this or more, the reason is a factor, not missing digits.
+#: busbw / algbw counts as 1 if it differs from 1 by less than this.
 _NEAR = 0.02
 _BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "float": 4, "int": 4}
 _ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
 #: Relative tolerance for the rounding of nccl-tests' own arithmetic.
 _ROUNDING = 1e-3
-#: A program of nccl-tests that measures no collective of NCCL's.
+#: Part of the name of an nccl-tests program that does not measure a collective of NCCL.
 _NO_COLLECTIVE = "hypercube"
-#: c10d's name of an operation, by the name that a program's name contains. A name that contains
-#: another one stands before it: "reduce_scatter" before "reduce".
+#: c10d's name of an operation, by a part of the program's name. The order matters:
+#: "reduce_scatter" must come before "reduce".
 _OPS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -40,16 +40,16 @@ _OPS = {
 
 @dataclass(frozen=True)
 class TestedFigure:
-    """A figure as a file shows it."""
+    """A number in a result file, with the precision of its digits."""
 
     value: float
-    #: Half a unit of the last digit shown: the true value differs from ``value`` by at most this.
+    #: Half a unit of the last digit: the largest rounding error of ``value``.
     half_digit: float
 
 
 @dataclass(frozen=True)
 class TestedSpread:
-    """Times of a row's single iterations, as columns ``i_*`` summarise them (nccl-tests ``-I``)."""
+    """Summary of the times of single iterations: columns ``i_*`` of nccl-tests' option ``-I``."""
 
     min_us: float
     p99_us: float
@@ -60,28 +60,27 @@ class TestedSpread:
 
 @dataclass(frozen=True)
 class NcclTestsRow:
-    """One result of nccl-tests. A line of the table holds two: one out of place, one in place."""
+    """One result of nccl-tests, out of place or in place."""
 
     size_bytes: int
     count: int
     dtype: str
-    #: Reduction; empty if the operation reduces nothing.
+    #: Name of the reduction; empty if there is none.
     redop: str
     root: int
     placement: str
     #: Mean time of an iteration.
     time_us: float
-    #: Number of wrong elements; None if results were not checked. Where the file shows only the
-    #: largest error, 1 stands for at least one wrong element.
+    #: Number of wrong elements; None if results were not checked. If the file shows only the
+    #: largest error, 1 means at least one wrong element.
     wrong: int | None
-    #: Times of single iterations, if the file has them, without the iterations that the run skips.
+    #: Times of single iterations, without skipped iterations; empty if the file has none.
     samples_us: tuple[float, ...] = ()
-    #: Index of the pass over all sizes that measured the row, from 0 (``-N``, or a repeated run).
+    #: Index of the pass over all sizes, from 0 (option ``-N``, or a repeated run).
     round: int = 0
-    #: Half a unit of the last digit of the time, as the file shows it.
+    #: Half a unit of the last digit of the time in the file.
     half_digit_us: float = 0.0
-    #: algbw in GB/s, as the file shows it; the next field is busbw. None if the file does not show
-    #: it.
+    #: algbw and busbw in GB/s; None if the file does not have them.
     algbw: TestedFigure | None = None
     busbw: TestedFigure | None = None
     #: Summary of single iterations; None if the file has none.
@@ -90,15 +89,16 @@ class NcclTestsRow:
 
 @dataclass(frozen=True)
 class NcclTestsLog:
-    """The result of one run of one test."""
+    """The results of one test on one set of ranks."""
 
     op: str
-    #: Number of ranks in the communicator; in the first one if ``NCCL_TESTS_SPLIT`` made several.
+    #: Number of ranks in the communicator. If ``NCCL_TESTS_SPLIT`` made several communicators, this
+    #: is the number of ranks in the first.
     ranks: int
-    #: Number of hosts of these ranks; None if the file does not show it.
+    #: Number of hosts of these ranks; None if not known.
     hosts: int | None
     rows: tuple[NcclTestsRow, ...]
-    #: Facts that a reader of the figures must know, as sentences without a full stop.
+    #: Remarks on the results, as sentences without a full stop.
     remarks: tuple[str, ...] = ()
 
 
@@ -111,7 +111,7 @@ def number(cell: object) -> float:
 
 
 def figure(cell: str) -> TestedFigure | None:
-    """Parses a figure with the precision of its digits; None if the cell is not a number."""
+    """Parses a number and the precision of its digits; None if the cell is not a number."""
     match = _CELL.fullmatch(cell)
     if match is None:
         return None
@@ -120,7 +120,7 @@ def figure(cell: str) -> TestedFigure | None:
 
 
 def element_bytes(dtype: str) -> int:
-    """Returns the bytes of an element of a type; 0 if the type is unknown."""
+    """Returns the number of bytes per element of a type; 0 if the type is unknown."""
     if _ONE_BYTE.fullmatch(dtype):
         return 1
     return _BYTES.get(dtype.replace("int32", "int").replace("uint", "int"), 0)
@@ -148,12 +148,11 @@ def operation(program: str, stem: str, columns: Sequence[str]) -> str:
 
 
 def operation_of_rows(rows: Sequence[NcclTestsRow]) -> str:
-    """Returns the operation that redop, root, sizes and busbw / algbw show; empty if several fit.
+    """Returns the operation that the rows show; empty if several operations fit.
 
-    busbw / algbw is 2 (n - 1) / n for all_reduce, which exceeds 1 from three ranks on. It is at
-    most 1 for all other operations. Only reduce has a reduction and a root. Of the operations with
-    a root and no reduction, only broadcast has busbw equal to algbw, and buffers that are not
-    divided into a part per rank.
+    On three or more ranks, busbw / algbw is above 1 for all_reduce and at most 1 for all other
+    operations. Only reduce has a reduction and a root. Of the operations with a root and no
+    reduction, only broadcast has equal busbw and algbw.
     """
     exact = [
         row.busbw.value / row.algbw.value
@@ -175,7 +174,7 @@ def operation_of_rows(rows: Sequence[NcclTestsRow]) -> str:
 
 
 def about_operation(program: str) -> list[str]:
-    """Returns remarks on the test itself: alltoallv sends unequal parts."""
+    """Returns a remark if the program measures alltoallv."""
     if "alltoallv" in program.lower().replace("_", ""):
         return ["alltoallv sends unequal parts; its rows are taken as all_to_all of the same size"]
     return []
@@ -184,10 +183,9 @@ def about_operation(program: str) -> list[str]:
 def without_contradictions(
     rows: Sequence[NcclTestsRow], ranks: int
 ) -> tuple[list[NcclTestsRow], list[str]]:
-    """Leaves out single rows whose algbw is not size / time; also returns remarks on them.
+    """Leaves out rows whose algbw is not size / time; also returns remarks on such rows.
 
-    If this is so in more than a tenth of the rows, it is not known which figures are right. Then
-    all rows are kept, and their times are used.
+    If more than a tenth of the rows are such rows, all rows are kept.
     """
     agreeing = [row for row in rows if _agrees(row, ranks)]
     damaged = len(rows) - len(agreeing)
@@ -204,7 +202,7 @@ def without_contradictions(
 
 
 def _agrees(row: NcclTestsRow, ranks: int) -> bool:
-    """True if algbw may be size / time within the accuracy of their digits.
+    """True if algbw is size / time, within the precision of the digits.
 
     In nccl-tests before 2.9, algbw of some operations has the factor (n - 1) / n for n ranks.
     """
@@ -222,17 +220,17 @@ def _agrees(row: NcclTestsRow, ranks: int) -> bool:
 
 
 def about_roots(rows: Sequence[NcclTestsRow]) -> list[str]:
-    """Returns remarks on rows of several roots (``-r all``)."""
+    """Returns a remark if the rows have several roots (``-r all``)."""
     roots = len({row.root for row in rows})
     return [f"times of {roots} roots are combined for each size"] if roots > 1 else []
 
 
 def in_rounds(rows: Iterable[NcclTestsRow], first: int = 0) -> list[NcclTestsRow]:
-    """Numbers the passes of one table over all sizes, from ``first`` on.
+    """Sets ``round`` of each row, counted from ``first``.
 
-    A pass begins where the size falls. Two successive rows of the same size belong to one pass:
-    nccl-tests may have rounded two sizes to the same. But if the table has a single size, each row
-    is a pass. Rows of different types, reductions, roots or placements are numbered separately.
+    A new pass begins when the size falls. Two successive rows of the same size belong to one pass,
+    because nccl-tests may round two sizes to the same value. If the table has only one size, each
+    row is a pass. Rows of different types, reductions, roots or placements are numbered separately.
     """
     rows = list(rows)
     single = len({row.size_bytes for row in rows}) == 1

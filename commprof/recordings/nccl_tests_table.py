@@ -1,9 +1,9 @@
-"""One table of nccl-tests' text: its columns, read by their names, and its rows.
+"""Reads one table in the printed text of nccl-tests or rccl-tests.
 
-The columns are those that ``writeResultHeader`` prints, in ``util.cu`` of nccl-tests and rccl-tests
-(before 2.17.7 in ``common.cu``); before 2.13 each test prints its own. A line has a description
-(size, count and type; redop and root if there are columns of these names), then one result or two.
-Other processes may print into a row between its parts, because nccl-tests writes them separately.
+``writeResultHeader`` prints the column names; it is in ``util.cu``, before 2.17.7 in ``common.cu``.
+Before 2.13 each test prints its own names. A row begins with a description of the test: size, count
+and type, and in some tables redop and root. One or two results follow. nccl-tests prints a row in
+several parts, so output of other processes may stand between the parts.
 """
 
 from __future__ import annotations
@@ -22,35 +22,31 @@ from commprof.recordings.nccl_tests_rows import (
 )
 
 HEADER = re.compile(r"((?:size\s+count|bytes\s+N)\s+type\b.*?(?:time\b|algbw).*)$")
-"""The line of column names, from its first name on; a launcher's label may precede it."""
+"""The line of column names. A launcher's label may stand before the first name."""
 _PLACE = re.compile(r"\bout-of-place\b|(?<!of-)\bin-place\b")
 _DESCRIPTION = re.compile(r"(?<!\S)(\d+)[ \t]+(\d+)[ \t]+([A-Za-z]\w*)(?!\S)")
 _WORD = re.compile(r"\S+")
-#: A cell of a result, at the start of a word.
 _CELL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\*?|N/A|[-+]?(?:nan|inf)")
 _REDOP = re.compile(r"[A-Za-z]+")
-#: Names of element types. A line that lacks results counts as a row only if it has such a name.
+#: Names of element types. A line without results counts as a row only if it has such a name.
 _TYPE = re.compile(r"u?int\d*|char|half|double|b?float\w*|bf16|fp?\d+\w*")
 _ROOT = re.compile(r"-?\d+(?![\d.])")
-#: Columns of a result that hold numbers, besides columns of errors and of single iterations. All
-#: other columns may hold any word.
+#: Columns of numbers. ``_NAMES_OF_WRONG`` and columns ``i_*`` hold numbers, too. All other columns
+#: may hold any word.
 _NUMBERS = ("time", "gputime", "cputime", "hipevt", "algbw", "busbw")
-#: Columns after the results.
 _NAMES_BEHIND = ("timestamp", "algo", "proto", "nchannels")
 _NAMES_OF_TIME = ("time", "gputime")
 _NAMES_OF_WRONG = ("#wrong", "wrong", "error", "errors", "res")
 #: Columns with the largest error instead of the number of wrong elements, before 2.13.
 _NAMES_OF_DELTA = ("error", "errors", "res")
-#: Largest error that nccl-tests before 2.13 allows on two ranks; on n ranks it allows n - 1 times
-#: as much (``DeltaMaxValue``).
+#: Largest error that nccl-tests before 2.13 allows on two ranks, by type. On n ranks, this value is
+#: multiplied by n - 1 (``DeltaMaxValue``).
 _DELTAS = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
 _LEAST_DELTA = 1e-200
 
 
 @dataclass(frozen=True)
 class _Description:
-    """The cells of a row before its results."""
-
     size_bytes: int
     count: int
     dtype: str
@@ -60,28 +56,27 @@ class _Description:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A row whose remaining results may follow after other output, or in the next line."""
+    """A row without all of its results; the missing results may follow in a later line."""
 
     described: _Description
-    #: Placements of the results that are missing.
     places: list[str]
-    #: Cells of the first missing result that were already read.
+    #: Cells of the first missing result, as far as they were read.
     cells: list[str]
-    #: True if other output broke the row; False if its line just ends.
+    #: True if other output interrupted the row; False if the line ends.
     broken: bool
 
 
 class Table:
-    """Reader of a table's rows, line by line, in the order of the file."""
+    """Reads the rows of a table, line by line, in the order of the file."""
 
     def __init__(self, header: str, above: Sequence[str], ranks: int, label_words: int) -> None:
         """Reads the column names.
 
         Args:
             header: line of column names.
-            above: lines above it, one of which says where results are placed.
-            ranks: number of ranks, on which the allowed error depends before 2.13.
-            label_words: words of a launcher's label before each line.
+            above: lines above ``header``. One of them names the placements of the results.
+            ranks: number of ranks. Before 2.13, the allowed error depends on it.
+            label_words: number of words in the label that a launcher puts before each line.
 
         Raises:
             ValueError: the columns cannot be used.
@@ -112,30 +107,30 @@ class Table:
             (index for index, name in enumerate(self._names) if name in _NAMES_OF_WRONG), None
         )
         self._places = _places(above, len(begins))
-        #: Distances in characters, from the end of the cell before the first result to the end of
-        #: each result's first cell.
+        #: For each result, the number of characters from the end of the description to the end
+        #: of the result's first cell.
         self._distance = [
             cells[first + begin].end() - cells[first - 1].end() for begin in begins if first
         ]
-        #: v1 of nccl-tests, whose columns are ``bytes`` and ``N``, shows milliseconds.
+        #: nccl-tests v1 has columns ``bytes`` and ``N``, and times in milliseconds.
         self._unit_us = 1e3 if "bytes" in self._described else 1.0
         self._pending: _Pending | None = None
-        #: Number of rows that other output broke and that could not be put together.
+        #: Number of interrupted rows that could not be completed.
         self.broken = 0
 
     def rows(self, line: str) -> list[NcclTestsRow]:
-        """Returns the results in a line, out of place and in place; empty if it has none."""
+        """Returns the results in a line; empty if the line has none."""
         for match in _DESCRIPTION.finditer(line):
             description, position, interrupted = self._description(match, line)
             cells = ([], 0, True) if interrupted else self._cells(line, position)
             if len(cells[0]) < len(self._names) and not _TYPE.fullmatch(description.dtype):
-                continue  # a line of other output that has numbers and a word
+                continue  # other output that looks like a description
             self.end()
             return self._results(description, cells, position)
         return self._continued(line) if self._pending else []
 
     def end(self) -> None:
-        """Gives up a row that waits for its other results."""
+        """Stops looking for missing results of a row."""
         self.broken += self._pending is not None and self._pending.broken
         self._pending = None
 
@@ -148,14 +143,14 @@ class Table:
         raise ValueError("it has no column of times")
 
     def _description(self, match: re.Match[str], line: str) -> tuple[_Description, int, bool]:
-        """Returns the description, the end of its last cell, and whether other output follows."""
+        """Returns the description, the position of its end, and True if other output follows."""
         position, redop, root, interrupted = match.end(), "", -1, False
         for name in self._described[3:]:
             word = _WORD.match(line, _skip(line, position))
             if word is None or interrupted:
                 break
             cell = None
-            # Tests that reduce nothing may leave the cell empty.
+            # The cell of the reduction may be empty if the test reduces nothing.
             if name in ("redop", "op") and _is_redop(word[0]):
                 redop, cell = word[0], word
             elif name == "root" and (cell := _ROOT.match(word[0])):
@@ -184,7 +179,7 @@ class Table:
             places = places[to_each.index(min(to_each)) :]
         missing = list(places[whole:])
         if broken_off and missing and len(cells) % size:
-            self.broken += 1  # a cell may have lost digits
+            self.broken += 1  # a cell may lack digits
         elif missing:
             self._pending = _Pending(described, missing, cells[whole * size :], broken_off)
         return self._measured(described, places, cells)
@@ -204,8 +199,8 @@ class Table:
                 return cells, first_end, not _is_time_of_day(word[0])
             position = word.start() + cell.end()
             whole = cell.end() == len(word[0])
-            # Other output may directly follow the last cell of a result. If it follows another
-            # cell, digits may be lost.
+            # If other output directly follows a cell, the cell may lack digits. Only the last cell
+            # of a result is accepted.
             if not whole and (len(cells) + 1) % len(self._names):
                 return cells, first_end, not _is_time_of_day(word[0])
             cells.append(cell[0])
@@ -215,7 +210,7 @@ class Table:
         return cells, first_end, False
 
     def _continued(self, line: str) -> list[NcclTestsRow]:
-        """Reads the rest of a row that other output broke, if the line has nothing else."""
+        """Returns missing results of the pending row, if the line begins with such results."""
         pending = self._pending
         assert pending is not None
         label = self._label.match(line) if self._label else None
@@ -237,7 +232,6 @@ class Table:
         return rows
 
     def _is_cell(self, number_of_cell: int, word: str) -> bool:
-        """True if a word may be, or begin with, the cell with this index in a row's results."""
         name = self._names[number_of_cell % len(self._names)]
         numbers = name in (*_NUMBERS, *_NAMES_OF_WRONG) or name.startswith("i_")
         return not numbers or _CELL.match(word) is not None
@@ -245,7 +239,6 @@ class Table:
     def _measured(
         self, described: _Description, places: Sequence[str], cells: Sequence[str]
     ) -> list[NcclTestsRow]:
-        """Makes rows of the whole results; leaves out those whose size or time is zero."""
         size = len(self._names)
         made = []
         for placement, begin in zip(places, range(0, len(cells) - size + 1, size), strict=False):
@@ -273,7 +266,10 @@ class Table:
         return made
 
     def _wrong_elements(self, dtype: str, cells: dict[str, str]) -> int | None:
-        """Returns the number of wrong elements; 1 for an error above what is allowed."""
+        """Returns the number of wrong elements; None if not known.
+
+        If the table shows only the largest error, the number is 1 for an error that is too large.
+        """
         if self._wrong is None:
             return None
         name = self._names[self._wrong]
@@ -288,12 +284,12 @@ class Table:
 
 
 def agrees_with_algbw(row: NcclTestsRow) -> bool:
-    """False if algbw is far from size / time, because the row has lost digits or cells."""
+    """False if algbw is far from size / time: the row may lack digits or cells."""
     if row.algbw is None or not row.algbw.value > 10 * row.algbw.half_digit:
         return True
     shown = row.size_bytes / (row.time_us * 1e3)
-    # In nccl-tests before 2.9, algbw of some operations has the factor (n - 1) / n for n ranks: at
-    # least a half.
+    # In nccl-tests before 2.9, algbw of some operations has the factor (n - 1) / n for n ranks.
+    # This factor is at least 1/2.
     return shown / 2.5 < row.algbw.value < 1.25 * shown
 
 
@@ -326,7 +322,6 @@ def _spread(cells: dict[str, str]) -> TestedSpread | None:
 
 
 def _skip(line: str, position: int) -> int:
-    """Returns the position of the next character that is not a space."""
     while position < len(line) and line[position].isspace():
         position += 1
     return position

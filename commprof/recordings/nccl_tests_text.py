@@ -1,8 +1,8 @@
-"""Reads the text that nccl-tests and rccl-tests print, as launchers and terminals left it.
+"""Reads the text that nccl-tests and rccl-tests print.
 
-A log is read line by line, so that it may be of any length: NCCL's own lines (``NCCL_DEBUG``) and
-lists of thousands of ranks stand before the table. Tags of mpirun, labels before each line, colours
-and carriage returns are ignored. A log may hold several tables.
+The text is read line by line, because it may be long: lines of NCCL (``NCCL_DEBUG``) and lists of
+thousands of ranks may stand before the table. Tags of mpirun, labels of launchers, colours and
+carriage returns are ignored. A text may hold several tables.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from commprof.recordings.nccl_tests_rows import (
 from commprof.recordings.nccl_tests_table import HEADER, Table
 from commprof.text import counted, rank_list
 
-#: First bytes of a container's log as Docker keeps it: each line is a JSON object that holds one
-#: printed line.
+#: First bytes of a container's log in Docker's format. Each line of the log is a JSON object that
+#: holds one printed line.
 CONTAINER_LOG = b'{"log":"'
-#: Longest piece of a line that is read at once.
+#: Longest piece of a line that is read at a time, in characters.
 _LONGEST_LINE = 1 << 16
-#: The column names are searched for in this many bytes at a file's beginning.
+#: Number of bytes at a file's beginning in which the column names are searched.
 _MOST_SEARCHED = 1 << 30
 _PIECE = 1 << 20
 #: Byte order marks of the text that PowerShell writes.
@@ -46,7 +46,7 @@ _LOGGED = CONTAINER_LOG.decode()
 _MARK = re.compile(
     rb"(?:size[ \t]+count|bytes[ \t]+N)[ \t]+type\b[^\r\n]{0,400}?time\b[^\r\n]{0,200}?algbw"
 )
-#: Control sequences of terminals, and mpirun's tags, which may also stand between a row's parts.
+#: Control sequences of terminals, and tags of mpirun. A tag may also stand within a row.
 _NOT_PRINTED = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\[(?:[^\[\]\s]*@)?\d+,\d+\]<std\w+>: ?")
 _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\b"
@@ -54,18 +54,15 @@ _RANK = re.compile(
 _STARTING = re.compile(r"Collective test starting: *(\w+)")
 _CONCLUDED = re.compile(r"Collective test concluded: *(\w+)")
 _PROGRAM = re.compile(r"\w+_perf")
-#: If times of two results of the same test differ by this factor or more, the results are taken to
-#: be from different machines.
+#: Two results of the same test are taken to be from different machines if the times differ by this
+#: factor or more.
 _OTHER_MACHINES = 1.4
-#: Number of lines above the column names in which the results' placement (in place or out of place)
-#: is looked for.
+#: Number of lines above the column names that may name the placements (in place or out of place).
 _ABOVE = 4
 
 
 @dataclass(frozen=True)
 class _Device:
-    """One rank, as a line ``# Rank`` of the list of devices states it."""
-
     rank: int
     host: str
     #: Index of the communicator (``NCCL_TESTS_SPLIT``); 0 in versions without splits.
@@ -74,8 +71,6 @@ class _Device:
 
 @dataclass
 class _About:
-    """Data from the lines between a table's last row and the next table."""
-
     starting: str = ""
     named: str = ""
     devices: list[_Device] = field(default_factory=list)
@@ -83,8 +78,6 @@ class _About:
 
 @dataclass
 class _Section:
-    """A table of a file, with data from the lines above it."""
-
     table: Table
     about: _About
     concluded: str = ""
@@ -92,17 +85,13 @@ class _Section:
 
     @property
     def program(self) -> str:
-        """The program that wrote the table; empty if not named."""
         return self.about.starting or self.about.named or self.concluded
 
 
 @dataclass
 class _Content:
-    """The parts of a file that are used."""
-
     sections: list[_Section] = field(default_factory=list)
     devices: list[_Device] = field(default_factory=list)
-    #: The last program that any line names; empty if none does.
     program: str = ""
 
 
@@ -129,7 +118,7 @@ def read_text(path: Path) -> tuple[NcclTestsLog, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it lacks the operation, the ranks or a table that can be used.
+        ValueError: the text lacks the operation, the ranks or a usable table.
     """
     content = _content(_lines(path))
     sections = content.sections
@@ -147,13 +136,14 @@ def read_text(path: Path) -> tuple[NcclTestsLog, ...]:
 
 
 def _refuse_other_machines(first: NcclTestsLog, second: NcclTestsLog) -> None:
-    """Refuses two results of the same test whose times are not those of one kind of machine.
+    """Refuses two results of the same test that seem to be from different machines.
 
-    A web page or a collected log may hold results of several clusters. No single cost curve fits
-    them all.
+    A web page, for example, may hold results of several clusters. No single cost curve fits
+    several clusters.
 
     Raises:
-        ValueError: their times differ by more than ``_OTHER_MACHINES``, in the median of the sizes.
+        ValueError: the times differ by the factor ``_OTHER_MACHINES`` or more, in the median over
+            all sizes.
     """
     if (first.op, first.ranks, first.hosts) != (second.op, second.ranks, second.hosts):
         return
@@ -162,14 +152,14 @@ def _refuse_other_machines(first: NcclTestsLog, second: NcclTestsLog) -> None:
     ratio = statistics.median(ratios) if ratios else 1.0
     if not 1 / _OTHER_MACHINES < ratio < _OTHER_MACHINES:
         raise ValueError(
-            f"it holds results of {first.op} on {first.ranks} ranks of several sets of hosts; "
-            f"their times differ by a factor of {max(ratio, 1 / ratio):.1f}; put each result into "
+            f"it holds results of {first.op} on {first.ranks} ranks from different sets of hosts: "
+            f"the times differ by a factor of {max(ratio, 1 / ratio):.1f}; put each result into "
             "its own file"
         )
 
 
 def _times_us(log: NcclTestsLog) -> dict[tuple[int, str, str], float]:
-    """Shortest time by size, placement and type, without sizes that take no measurable time."""
+    """Returns the shortest time by size, placement and type; leaves out times of zero."""
     times: dict[tuple[int, str, str], float] = {}
     for row in log.rows:
         if row.time_us > 0:
@@ -179,7 +169,6 @@ def _times_us(log: NcclTestsLog) -> dict[tuple[int, str, str], float]:
 
 
 def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
-    """Yields one log for each operation and set of devices; ``stem``: the file's name."""
     parts: dict[tuple[str, frozenset[_Device]], list[_Section]] = {}
     derived = set[str]()
     for section in content.sections:
@@ -212,13 +201,13 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
 
 
 def _operation(section: _Section, content: _Content, stem: str) -> str:
-    """Returns the operation that a program's or the file's name states, or "" if only rows show it.
+    """Returns the operation in the name of the program or of the file; "" if only rows show it.
 
-    If the lines around the table name no program, a name elsewhere in the file, or the file's own
-    name, counts only if it may hold for all tables.
+    If the lines around the table do not name a program, other names count only if all tables of
+    the file may be of the same operation.
 
     Raises:
-        ValueError: neither a name nor the rows show it.
+        ValueError: neither a name nor the rows show the operation.
     """
     unnamed = {other.table.columns for other in content.sections if not other.program}
     is_of_each = len(unnamed) > 1 or any(other.program for other in content.sections)
@@ -240,7 +229,7 @@ def _operation(section: _Section, content: _Content, stem: str) -> str:
 def _took_part(
     op: str, devices: frozenset[_Device], rows: Sequence[NcclTestsRow]
 ) -> tuple[int, int | None, list[str]]:
-    """Returns the ranks of the communicator, its hosts (None: not known), and remarks."""
+    """Returns the number of ranks, the number of hosts (None if not known), and remarks."""
     listed = {device.rank for device in devices}
     lost = sorted(set(range(max(listed, default=-1) + 1)) - listed)
     groups = {device.group for device in devices}
@@ -258,8 +247,8 @@ def _took_part(
         )
     if len(groups) > 1:
         remarks.append(
-            f"{len(groups)} groups were measured at the same time; ranks and hosts are those of "
-            "the first"
+            f"{len(groups)} groups were measured at the same time; the numbers of ranks and hosts "
+            "are those of the first group"
         )
     hosts = {device.host for device in members}
     by_rank: dict[int, set[str]] = {}
@@ -268,8 +257,8 @@ def _took_part(
     alone = max(map(len, by_rank.values()), default=1)
     if alone > 1:
         remarks.append(
-            f"{alone} processes number their ranks from 0, so each measured alone (build "
-            "nccl-tests with MPI=1 to measure all ranks together)"
+            f"{alone} processes number their ranks from 0, so each process measured alone "
+            "(build nccl-tests with MPI=1 to measure all ranks together)"
         )
         return ranks, len({min(names) for names in by_rank.values()}), remarks
     if len(hosts) < 2 and ranks > len(member_ranks):
@@ -278,7 +267,6 @@ def _took_part(
 
 
 def _content(lines: Iterator[str]) -> _Content:
-    """Reads the tables, the lists of devices and the names of programs."""
     content, about = _Content(), _About()
     section: _Section | None = None
     above: deque[str] = deque(maxlen=_ABOVE)
@@ -327,7 +315,6 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _of_container(line: str) -> str:
-    """Returns the line that an object of Docker's log holds; the line itself if it is damaged."""
     try:
         return str(json.loads(line)["log"]).rstrip("\r\n")
     except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Makes many objects at once, without repeated visits by Python's cycle collector."""
+"""Pauses Python's cycle collector while many objects are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pauses the collection of cycles: objects that readers make have no cycles, and are kept."""
+    """Pauses Python's cycle collector in a ``with`` block.
+
+    The objects that readers make have no cycles, so the collector would only cost time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,7 @@
-"""Names the programs whose files commprof does not read, for a refusal that helps.
+"""Recognises files of other programs, so that commprof can say why it does not read them.
 
-Each program is recognised by words that its own sources print. None of these files holds all data
-that a report, a machine profile or a comparison needs: ranks, hosts, and times of kernels or of
-single sizes.
+Each program is recognised by text that it prints. None of these files holds all data that commprof
+needs: ranks, hosts, and times.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from commprof.recordings.containers import Unpacked, is_gzip
 from commprof.recordings.nccl_log import LOG_LINE, about_nccl_log, first_failure
 from commprof.text import printable
 
-#: This many bytes of a file are searched, because a summary may stand at the end of a long training
-#: log.
+#: Number of bytes of a file that are searched. A summary may stand at the end of a long log.
 _MOST_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 20
-#: Longest text that a pattern matches.
+#: Longest text that a pattern matches, in bytes.
 _OVERLAP_BYTES: Final = 1 << 10
 
-#: Clause that ends the refusal of a file.
 NO_COMMAND: Final = (
     "no command reads it (commprof report reads traces of torch.profiler, Flight Recorder dumps "
     "and logs of NCCL Inspector)"
@@ -37,8 +34,8 @@ _NO_RANKS: Final = "which do not say how many ranks took part"
 _NO_TIMES: Final = "which has no times at which kernels ran"
 _NO_TRACE: Final = "not a trace of torch.profiler"
 _TELLS_NO_RANKS: Final = "which does not say how many ranks took part"
-#: By program: a pattern of the text that it writes, a name for its files, and why they are not
-#: read.
+#: For each program: a pattern of its text, a name for its files, and the reason why commprof does
+#: not read the files.
 _TOOLS: Final = (
     (rb"# OSU [^\r\n]{1,60}(?:Test|Benchmark)", "a result of the OSU Micro-Benchmarks", _NO_RANKS),
     (
@@ -110,7 +107,7 @@ _TOOLS: Final = (
     (
         rb"\"cat\"\s*:\s*\"(?:GROUP|COLL|P2P)_API\",\s*\"ph\"",
         "a timeline of NCCL's example profiler plugin",
-        "which has no steps and no work of the GPU beside NCCL's",
+        "which has no steps and no GPU work other than NCCL's",
     ),
     (
         rb"\"name\"\s*:\s*\"NPKIT_EVENT_",
@@ -145,8 +142,8 @@ _TOOLS: Final = (
     (
         rb"(?:\A|\n)nccl_\w*(?:bandwidth_gbs|time_microseconds)\{",
         "a file of NCCL Inspector's metrics for Prometheus",
-        "which hold means over many calls (without NCCL_INSPECTOR_PROM_DUMP it writes logs, which "
-        "commprof report reads)",
+        "which hold means over many calls (without NCCL_INSPECTOR_PROM_DUMP, NCCL Inspector writes "
+        "logs, which commprof report reads)",
     ),
     (
         rb"\"has_payload\": \"[0-9a-f]{32}\"",
@@ -159,8 +156,8 @@ _TOOLS: Final = (
         "which shows allocations, not collectives",
     ),
 )
-#: Tables that a job's log may hold next to texts that show more: a table counts only if nothing
-#: else is recognised. Same form as ``_TOOLS``.
+#: Tables that may stand in a job's log, in the form of ``_TOOLS``. A table counts only if no other
+#: text of the log is recognised.
 _TABLES: Final = (
     (
         rb"Self CPU %\s+Self CPU\s+CPU total %",
@@ -175,8 +172,8 @@ _TABLES: Final = (
     ),
 )
 _ANY: Final = re.compile(b"|".join(b"(" + pattern + b")" for pattern, _, _ in _TOOLS))
-#: Each text that a pattern of ``_TOOLS`` matches has one of these words. They are searched first,
-#: because a word is found much faster than a pattern.
+#: Every text that matches a pattern of ``_TOOLS`` has one of these words. The words are searched
+#: first, because a word is found much faster than a pattern.
 _HINTS: Final = (
     *(b"# OSU ", b"t_avg[usec]", b"MPI Benchmarks", b"t_min[usec]", b"Comm. Op", b"comm op: "),
     *(b"size(B)", b"data_size(Bytes)", b"Initializing MSCCL++", b"Job summary", b"#iterations"),
@@ -187,7 +184,7 @@ _HINTS: Final = (
 )
 _ANY_TABLE: Final = re.compile(b"|".join(b"(" + pattern + b")" for pattern, _, _ in _TABLES))
 
-#: Compressed formats that are not unpacked here: first bytes, name, and command that unpacks.
+#: Compressed formats that commprof does not unpack: first bytes, name, and unpacking command.
 _COMPRESSED: Final = (
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
     (b"\xfd7zXZ\0", "xz", "xz -d"),
@@ -210,8 +207,7 @@ _NAMES: Final = (
         "a trace of Perfetto in its binary form",
     ),
 )
-#: Text of an nccl-tests run. Results of other programs may stand before and after it, so it counts
-#: only if none of ``_TOOLS`` is found.
+#: Text of an nccl-tests run. It counts only if no text of ``_TOOLS`` is found.
 _STARTED_TEST: Final = re.compile(
     rb"# nThread \d+ nGpus \d+ minBytes|Test (?:NCCL|CUDA|HIP) failure \w+\.(?:cu|cpp)"
 )
@@ -222,7 +218,7 @@ _WATCHDOG: Final = re.compile(
 
 
 def other_tool(path: Path, most_bytes: int = _MOST_BYTES) -> str:
-    """Text on another program's file, and on why it is not read; empty if not recognised.
+    """Says which program wrote a file and why commprof does not read it; empty if not known.
 
     Args:
         path: the file.
@@ -247,7 +243,6 @@ def other_tool(path: Path, most_bytes: int = _MOST_BYTES) -> str:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, and unpacks it if gzip compressed it."""
     with open_regular(path) as opened:
         buffered = io.BufferedReader(cast(Any, opened))
         if not is_gzip(buffered.peek(2)):
@@ -288,7 +283,7 @@ def _by_text(path: Path, most_bytes: int) -> str:
             return ""
         _, what, why = _TABLES[(table.lastindex or 1) - 1]
         return f"{what}, {why}"
-    with _unpacked(path) as opened:  # again, from its beginning
+    with _unpacked(path) as opened:
         if not started:
             return about_nccl_log(opened, searched)
         failure = first_failure(opened, searched)

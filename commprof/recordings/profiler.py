@@ -1,4 +1,4 @@
-"""Reads a job's recording: the traces that torch.profiler wrote on its ranks."""
+"""Reads the traces that torch.profiler wrote on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -53,12 +53,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Recording:
-    """One job's torch.profiler recording, converted to traces as commprof records them."""
+    """A job's recording by torch.profiler, converted to commprof's own traces."""
 
     #: Content of ``run.json``, as far as it is known from the files.
     context: dict[str, Any]
     world_size: int
-    #: Traces by rank.
     traces: dict[int, Trace]
     #: Caveats of the recording, as sentences without a full stop.
     problems: tuple[str, ...]
@@ -68,14 +67,13 @@ class Recording:
 _MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
 #: All of these keys are in the first bytes of a trace that is a bare array of events.
 _MARKS_OF_EVENTS: Final = (b'"ph"', b'"ts"', b'"cat"')
-#: Text in the first bytes of files of ``commprof trace``.
+#: Text in the first bytes of files that ``commprof trace`` writes.
 _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
-#: Largest group whose ranks are listed in its name.
+#: Largest number of ranks that are listed in a group's name.
 _FEW: Final = 8
 #: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
-#: Number of sequence numbers reserved for each window. A window is one of the files from which a
-#: rank's recording was joined.
+#: Number of sequence numbers reserved for each file of a rank.
 _OF_WINDOW: Final = 1 << 19
 
 
@@ -91,7 +89,7 @@ def read_recording(path: Path) -> Recording | None:
     """Reads the traces at ``path``, a file, folder or archive; None if there are none.
 
     Raises:
-        CommprofError: there are traces, and none can be used.
+        CommprofError: traces were found, but none can be used.
     """
     recordings: list[RankRecording] = []
     problems: list[str] = []
@@ -120,7 +118,7 @@ def read_recording(path: Path) -> Recording | None:
 
 
 def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Recording:
-    """Makes a recording of the ranks that were read; removes them from the list."""
+    """Makes a recording of the given ranks; empties the list ``read`` to free memory."""
     _one_job(path, read)
     recordings, caveats = _of_all_processes(read)
     by_rank, about_ranks = _by_rank(recordings)
@@ -142,7 +140,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
     caveats += without_kernels
     seqs, counted_so = _numbers(by_rank)
-    # All ranks get the same codes of element types, because analyses compare them between ranks.
+    # All ranks get the same codes of element types, because analyses compare codes between ranks.
     dtypes = sorted(
         {kind.dtype for recording in by_rank.values() for kind in recording.calls.used()}
     )
@@ -151,7 +149,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     read.clear()
     recordings.clear()
     traces = {}
-    for rank in sorted(by_rank):  # once a rank's trace is made, its events are no longer needed
+    for rank in sorted(by_rank):  # frees a rank's events once its trace is made
         recording = by_rank.pop(rank)
         traces[rank] = trace_of(recording, rank, world_size, seqs.pop(rank), dtypes)
     if len(traces) > 1:
@@ -174,9 +172,9 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
 
 
 def _world_size(recordings: Sequence[RankRecording]) -> int:
-    """Returns the number of ranks, as the files or their groups state it; 0 if none does."""
-    # If only the host was recorded, group sizes are derived from tensors: they count only if the
-    # file does not state the job's size.
+    """Returns the number of ranks of the job; 0 if neither files nor groups show it."""
+    # If only the host was recorded, group sizes are derived from tensors. Such sizes count only if
+    # the file does not state the job's size.
     telling = [
         recording
         for recording in recordings
@@ -237,9 +235,8 @@ def _one_job(path: Path, recordings: Sequence[RankRecording]) -> None:
 def _of_all_processes(recordings: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
     """Renumbers the ranks if several processes recorded the same rank at the same time.
 
-    The rank stated in a file may be wrong, so the number in the file's name is tried first. If a
-    name has no number, or names of several processes have the same number, ranks follow the order
-    of the names. Also returns a caveat on the new ranks; an empty list if no rank changes.
+    The new ranks are the numbers in the files' names, if every process has a number of its own.
+    Otherwise ranks are counted in the order of the names. Also returns caveats on the new ranks.
     """
     if not _clash(recordings):
         return recordings, []
@@ -285,7 +282,7 @@ def _by_rank(
 ) -> tuple[dict[int, RankRecording], list[str]]:
     """Returns one recording per rank, and caveats.
 
-    Files that state no rank get the free ranks in the order of the files' names.
+    Files without a rank get the ranks that no other file has, in the order of the files' names.
     """
     recordings: dict[int, list[RankRecording]] = {}
     for recording in sorted(
@@ -325,16 +322,11 @@ def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecord
 def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[str]]:
     """Returns each call's sequence number in its group, by rank; also returns caveats.
 
-    The recorded numbers of a group are used if they are complete and distinct on every rank; else
-    calls are counted. Point-to-point and unknown operations get no number, because ranks may issue
-    different ones. The count starts at the first step that all ranks recorded, so that ranks whose
-    recordings begin earlier get the same numbers. If a rank's recording was joined from several
-    files, the count starts anew in each file.
-
-    If, in the steps that all ranks recorded, the calls of a group differ between ranks in number,
-    operation or size, a record may be missing anywhere: the count then starts anew in each step,
-    and the calls of a step that differs between ranks match no calls of other ranks. Without steps
-    that are the same on all ranks, no call of the group matches.
+    A group's recorded numbers are used if they are complete and distinct on every rank. Otherwise
+    the calls of the group are counted from the first step that all ranks recorded, and anew in each
+    file of a rank. Groups whose calls differ between ranks are counted by step; see
+    :func:`_numbers_by_step`. Point-to-point and unknown operations get no number, because each rank
+    may issue different operations.
     """
     marked = [recording.steps for recording in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -368,7 +360,6 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
 
 
 def _rows_by_group(calls: CallColumns) -> dict[str, Ints]:
-    """Returns the rows of the calls that can be matched, by their group."""
     joins = calls.kinds.column(_joins, np.bool_)
     groups = calls.kinds.column(_group, np.object_)
     rows_of: dict[str, list[Ints]] = {}
@@ -392,9 +383,8 @@ def _numbers_by_step(
 ) -> dict[tuple[int, str], list[int]]:
     """Returns sequence numbers by rank and group, for groups whose calls differ between ranks.
 
-    In a step that all ranks recorded with the same calls, the n-th calls of all ranks get the same
-    number. In any other step each rank gets numbers of its own, so that no call of the step matches
-    a call of another rank.
+    If all ranks recorded the same calls in a step, the n-th calls of all ranks get the same number.
+    Otherwise each rank gets numbers of its own, so that no calls of the step match.
     """
     common = set[int].intersection(
         *({*recording.steps.number.tolist()} for recording in by_rank.values())
@@ -455,10 +445,10 @@ def _kind(call: Call) -> tuple[str, int]:
 
 
 def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
-    """True if the ranks' first calls agree, their second calls agree, and so on.
+    """True if the n-th calls of all ranks agree, for each n.
 
-    Calls agree if their operations, and their sizes as far as known, are equal. Calls for which
-    some rank has no counterpart are not compared.
+    Calls agree if their operations and their known sizes are equal. Surplus calls of a rank are not
+    compared.
     """
     for kinds in zip(*of_ranks, strict=False):
         if len({op for op, _ in kinds}) > 1 or len({size for _, size in kinds} - {-1}) > 1:
@@ -467,7 +457,6 @@ def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
 
 
 def _are_numbers(seq: Ints) -> bool:
-    """True if all calls have recorded numbers, and no two of them the same."""
     if seq.min() < 0:
         return False
     return bool((seq[1:] > seq[:-1]).all()) or len(np.unique(seq)) == len(seq)
@@ -478,11 +467,10 @@ def _group(call: Call) -> str:
 
 
 def _joins(call: Call) -> bool:
-    """True if the call can be matched with those of other ranks, in the order of issue.
+    """True if the call can be matched with the calls of other ranks.
 
-    False for operations that not all ranks of the group issue, and if the group is not known. In a
-    collective that a backend of the host ran, such as gloo, the root determines which rank waits
-    for which, so the root must be known too.
+    All ranks of the group must issue the operation, and the group must be known. If a backend of
+    the host ran the collective, the root must be known too, because it determines which rank waits.
     """
     root_lacks = call.backend != "" and call.op in ROOTED and not call.root_known
     return call.op not in OF_FEW and call.group_known and not root_lacks
@@ -536,7 +524,6 @@ def _one_clock(traces: dict[int, Trace]) -> bool:
 
 
 def _about_size(recordings: Sequence[RankRecording], size_known: bool) -> list[str]:
-    """Returns a caveat if no file states how many ranks the job has."""
     if not size_known:
         return [
             "no file says how many ranks the job has, so the process groups of its collectives are "
@@ -544,11 +531,10 @@ def _about_size(recordings: Sequence[RankRecording], size_known: bool) -> list[s
         ]
     if _world_size(recordings):
         return []
-    return ["no file says how many ranks the job has: the recorded ones count as all of them"]
+    return ["no file says how many ranks the job has: the recorded ranks count as all ranks"]
 
 
 def _about_calls(by_rank: dict[int, RankRecording], size_known: bool) -> list[str]:
-    """Returns caveats about kinds of calls for which some figures cannot be known."""
     ops, of_none = Counter[str](), 0
     for recording in by_rank.values():
         counts = np.bincount(recording.calls.kind)
@@ -597,13 +583,13 @@ def _context(
 
 
 def _name_of(path: Path) -> str:
-    """Name of the file or directory; this also works if the path is ``.`` or ends in ``..``."""
+    """Returns the name of the file or directory, even if the path is ``.`` or ends in ``..``."""
     whole = os.path.abspath(path)
     return os.path.basename(whole) or whole
 
 
 def _date(realtime_ns: int) -> str:
-    """Returns the date; "unknown" if the times do not count from 1970, but from a host's start."""
+    """Returns the date; "unknown" if the times do not count from 1970."""
     if realtime_ns < FIRST_DATE_NS:
         return "unknown"
     try:

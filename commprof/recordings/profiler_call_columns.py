@@ -1,8 +1,8 @@
-"""The calls of a rank in columns.
+"""Keeps the calls of a rank in columns.
 
-A call's kind is everything that was recorded of the call except its times and its sequence number.
-The ranks of a job have the same few kinds, so results that depend only on the kind are computed
-once for all of them.
+The kind of a call holds the properties that many calls share, such as operation, group and size.
+All ranks of a job have the same few kinds, so results that depend only on the kind are computed
+once per job.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from commprof.trace.lookup import distinct, numbered
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Columns of whole numbers that differ from call to call.
+#: Fields of ``Call`` that are columns, because they differ from call to call.
 _COLUMNS: Final = ("seq", "launch_ns", "launch_thread", "begin_ns", "end_ns", "device", "replay")
-#: A kind is a ``Call`` that has these values in the fields that differ from call to call.
+#: A kind is kept as a ``Call`` with these values in the fields that differ from call to call.
 _NEUTRAL: Final[dict[str, Any]] = {
     **{"seq": -1, "launch_ns": 0, "launch_thread": -1, "begin_ns": 0, "end_ns": 0, "device": 0},
     **{"replay": -1, "launched_in": (), "kernels": ()},
@@ -32,7 +32,7 @@ _OF_KIND: Final = tuple(field.name for field in fields(Call) if field.name not i
 
 
 class CallKinds:
-    """Gives an id to each kind of call of all ranks of a job."""
+    """Gives an id to each kind of call of a job."""
 
     def __init__(self) -> None:
         """Begins without any kind of call."""
@@ -49,7 +49,7 @@ class CallKinds:
         return number
 
     def column(self, value: Callable[[Call], Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
-        """Returns ``value`` of each kind, cached by function: pass the same function object."""
+        """Returns ``value`` of each kind. Results are cached by function object."""
         known = self._columns.get(value)
         if known is None or len(known) < len(self.kinds):
             known = np.empty(len(self.kinds), dtype)
@@ -60,7 +60,7 @@ class CallKinds:
 
 
 class Launching(Sequence[tuple[int, ...]]):
-    """For each call, row numbers of c10d's ranges around its launch; see ``Call.launched_in``."""
+    """Rows of c10d's ranges around the launch of each call; see ``Call.launched_in``."""
 
     def __init__(self, best: Ints, inside: Ints) -> None:
         """Keeps row numbers of ranges; -1 stands for no range.
@@ -73,7 +73,7 @@ class Launching(Sequence[tuple[int, ...]]):
 
     @property
     def first(self) -> Ints:
-        """Row of the first range of each call; -1 if there is none."""
+        """Row of the first range of each call; -1 if the call has no range."""
         first = self._best
         for rows in self._inside:
             first = np.where(first >= 0, first, rows)
@@ -102,7 +102,7 @@ class Launching(Sequence[tuple[int, ...]]):
 
 
 class CallColumns(Sequence[Call]):
-    """A list of calls, kept as columns; a ``Call`` is made when it is requested."""
+    """A list of calls, kept as columns."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class CallColumns(Sequence[Call]):
             kind: the kind of each call.
             columns: the columns in ``_COLUMNS``.
             launching: c10d's ranges around the launch of each call; None if not known.
-            kernels: by row, the kernels of the calls that have several.
+            kernels: kernels of each call that has several kernels, by the call's row.
         """
         self.kinds, self.kind = kinds, kind
         self.launching = launching
@@ -138,7 +138,7 @@ class CallColumns(Sequence[Call]):
 
     @property
     def launch_thread(self) -> Ints:
-        """Thread of each call's launch."""
+        """Thread that launched each call."""
         return self._columns["launch_thread"]
 
     @property
@@ -162,11 +162,11 @@ class CallColumns(Sequence[Call]):
         return self.of_kind(_timed, np.bool_)
 
     def of_kind(self, value: Callable[[Call], Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
-        """Returns for each call a value of its kind."""
+        """Returns, for each call, ``value`` of the call's kind."""
         return self.kinds.column(value, dtype)[self.kind]
 
     def used(self) -> list[Call]:
-        """Returns the kinds of these calls, each once."""
+        """Returns the different kinds of these calls."""
         return [self.kinds.kinds[number] for number in distinct(self.kind).tolist()]
 
     def all_timed(self) -> bool:
@@ -174,7 +174,7 @@ class CallColumns(Sequence[Call]):
         return bool(self.timed.all())
 
     def transfers(self) -> tuple[Ints, Ints, Ints]:
-        """Returns, for each kernel of the calls, the row of its call, and its begin and end."""
+        """Returns, for each kernel, the row of the kernel's call, the begin and the end."""
         if not self._kernels:
             rows = np.flatnonzero(self.timed)
             return rows, self.begin_ns[rows], self.end_ns[rows]
@@ -190,7 +190,7 @@ class CallColumns(Sequence[Call]):
         return CallColumns(kinds, kind, self._columns, self.launching, self._kernels)
 
     def rows(self, chosen: Ints) -> CallColumns:
-        """Returns some calls, none of which has several kernels."""
+        """Returns the calls in some rows; no call may have several kernels."""
         assert not self._kernels
         columns = {name: column[chosen] for name, column in self._columns.items()}
         launching = None if self.launching is None else self.launching.rows(chosen)
@@ -232,13 +232,13 @@ class CallColumns(Sequence[Call]):
 
 
 def kinds_of(events: ProfilerEvents) -> CallKinds:
-    """Returns the kinds of the job to which a trace belongs."""
+    """Returns the kinds of calls of a trace's job."""
     kinds: CallKinds = events.ranges.texts.known.setdefault(CallKinds, CallKinds())
     return kinds
 
 
 def in_columns(kinds: CallKinds, calls: Iterable[Call]) -> CallColumns:
-    """Returns a list of these calls."""
+    """Converts calls to columns."""
     calls = list(calls)
     return CallColumns(
         kinds,

@@ -1,4 +1,4 @@
-"""Collectives of one torch.profiler trace: operation, group, size and times of each."""
+"""Describes collectives of a torch.profiler trace: operation, group, size and times."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from commprof.trace.schema import NO_SEQ
 
 Ints = npt.NDArray[np.int64]
 
-#: Largest size; larger numbers in a recording are not sizes.
+#: Upper limit of sizes in bytes.
 MOST_BYTES: Final = 2**62
 #: Operations with a root.
 ROOTED: Final = tuple(schema.OPS[code] for code in schema.ROOTED)
 
 
-#: Longest time by which a collective's range may outlast the wait for the collective: the waiting
-#: thread may go on before the backend's thread has ended the range.
+#: Longest time from the end of a wait to the end of the collective's range. The waiting thread may
+#: go on before the backend's thread ends the range.
 CLOSED_LATE_NS: Final = 100_000
 
 
@@ -53,7 +53,7 @@ class Call:
     #: Number of elements of the input.
     elements: int
     bytes_in: int
-    #: -1 if the size of the group, which determines the output's size, is not known.
+    #: -1 if not known, because the size of the group is not known.
     bytes_out: int
     #: Time of the launch on the host; for gloo, the begin of c10d's operator.
     launch_ns: int
@@ -64,23 +64,22 @@ class Call:
     device: int
     #: True if the operation is derived from the kernel's name alone; ``op`` may be "other".
     guessed: bool
-    #: True if the recording names the root, in ``peer``.
+    #: True if the recording names the root; ``peer`` is then the root.
     root_known: bool
-    #: False if only the call on the host was recorded, while the transfer ran on a device.
+    #: False if the transfer ran on a device and only the call on the host was recorded.
     timed: bool = True
     #: Rows of c10d's ranges around the launch, or of the operator with the kernel's External id.
     #: The range that names the operation comes first. Empty if there are no such rows, and in calls
     #: on the host.
     launched_in: tuple[int, ...] = ()
-    #: Begin and end of each kernel, if the collective has several. On the host, it is one pair:
-    #: the call's begin and the end of its range, if the backend's thread ran more work in it after
-    #: ``end_ns``. Empty in all other cases.
+    #: Begin and end of each kernel, if the collective has several kernels. For a call on the host
+    #: whose range ends after ``end_ns``: begin of the call and end of the range. Otherwise empty.
     kernels: tuple[tuple[int, int], ...] = ()
     #: False if it is not known to which process group the call belongs.
     group_known: bool = True
     #: Name of the backend; empty if not known.
     backend: str = ""
-    #: Correlation id of the launch of the CUDA graph that ran the kernel; -1 outside of graphs.
+    #: Correlation id of the graph launch that ran the kernel; -1 outside of CUDA graphs.
     replay: int = -1
 
     @property
@@ -104,12 +103,12 @@ def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
 
 
 def external_id(event: Event) -> int:
-    """Returns the External id that kineto gives an operator and its kernels; 0 without one."""
+    """Returns the External id, which kineto gives to an operator and its kernels; 0 if missing."""
     return _whole(event.arguments.get("External id", event.arguments.get("external id")))
 
 
 def described(name: str, args: dict[str, Any], world_size: int) -> Call:
-    """Makes a call from a name and arguments; its times are still unset."""
+    """Makes a call without times from a name and arguments."""
     op = operation(name)
     # Without a known type or a number of elements, the size is unknown.
     dtype = c10d_type(str(args.get("dtype", ""))) if "In msg nelems" in args else ""
@@ -144,12 +143,11 @@ def described(name: str, args: dict[str, Any], world_size: int) -> Call:
 
 
 def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
-    """Returns the root's or the message peer's rank in the group; 0 if unknown or if there is none.
+    """Returns the rank, in the group, of the root or of a message's peer; 0 if not known.
 
-    The peer of a message is "Src Rank" or "Dst Rank". If the number is one of the group's global
-    ranks, it counts as a global rank, otherwise as a rank in the group. The root is "Rank" if
-    "Collective name" is the operation ``op``. Otherwise the root is unknown: in a broadcast that is
-    part of an all-gather, for example, "Rank" is the calling rank.
+    A message's peer is "Src Rank" or "Dst Rank". A number that is one of the group's global ranks
+    counts as a global rank. The root is "Rank", but only if "Collective name" is the operation
+    ``op``: in a broadcast that is part of an all-gather, "Rank" is the calling rank.
     """
     if op in ROOTED:
         return _whole(args.get("Rank")) if _named_op(args) == op else 0
@@ -164,7 +162,7 @@ def _named_op(args: dict[str, Any]) -> str:
 
 
 def of_job(call: Call, world_size: int) -> Call:
-    """Returns the call with the job's world size if the size of its group was not recorded."""
+    """Returns the call; a missing group size is replaced by the world size."""
     if call.group_size:
         return call
     out = (
@@ -174,7 +172,7 @@ def of_job(call: Call, world_size: int) -> Call:
 
 
 def output_bytes(op: str, bytes_in: int, ranks: int) -> int:
-    """Returns the bytes of the output of an operation among this number of ranks."""
+    """Returns the size of an operation's output, from its input and the number of ranks."""
     if op.startswith("all_gather"):
         return bytes_in * ranks
     if op.startswith("reduce_scatter"):
@@ -207,10 +205,9 @@ def _seq(value: Any) -> int:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """Returns the ranks of a list, or of a text such as "[0, 1]".
+    """Returns the ranks in a list or in a text such as "[0, 1]"; empty for other values.
 
-    Empty if ``value`` is anything else, such as a text that torch has shortened, or if a number is
-    too large for a rank.
+    Texts that torch has shortened count as other values.
     """
     if isinstance(value, str):
         return _numbers_in(value) if len(value) < 1 << 20 else ()

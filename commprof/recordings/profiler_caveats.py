@@ -1,4 +1,4 @@
-"""Caveats of one rank's recording by torch.profiler."""
+"""Collects the caveats of one rank's recording by torch.profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commprof.trace.lookup import distinct
 from commprof.trace.stretches import Stretches, rows_within, stretches
 from commprof.units import ns_to_ms
 
-#: If more than this share of the communication is outside of complete steps, there is a caveat.
+#: A caveat is made if more than this fraction of the communication is outside of complete steps.
 _WORTH_A_WORD: Final = 0.01
 
 
@@ -38,8 +38,8 @@ def caveats(
         )
     if events.passed_over_in_head:
         texts.append(
-            "what the trace says about the job (rank, process groups, metadata) is not all JSON, "
-            f"and what is not JSON was left out ({quotes} and descriptions)"
+            "a part of what the trace says about the job (rank, process groups, metadata) is not "
+            f"JSON and was left out ({quotes} and descriptions)"
         )
     if events.unreadable:
         texts.append(
@@ -68,10 +68,6 @@ def caveats(
 
 
 def _unknown_in_graphs(calls: CallColumns) -> str:
-    """Returns what is not known of the kernels in CUDA graphs.
-
-    Sizes and groups are known if torch has annotated the kernels with them.
-    """
     told = calls.of_kind(_is_described, np.bool_)[calls.replay >= 0]
     return "phases" if len(told) and told.all() else "sizes, groups and phases"
 
@@ -114,11 +110,10 @@ def about_host(of_host: HostCalls, events: ProfilerEvents) -> list[str]:
 
 
 def _shows_all_threads(events: ProfilerEvents) -> bool:
-    """True if two or more threads issued collectives, not counting those of backward passes.
+    """True if two or more threads issued collectives, not counting threads of backward passes.
 
-    torch.profiler records the thread that started it and autograd's threads, but may miss all
-    others (``findings/profiler_misses_other_threads.sh``). If it shows a single thread, other
-    threads may have issued collectives that were not recorded.
+    torch.profiler may miss all threads except autograd's and the thread that started the profiler
+    (``findings/profiler_misses_other_threads.sh``).
     """
     issued = events.issued.table.rows(events.issued.rows_named(is_operator_of_c10d))
     return len({*issued.thread.tolist()} - {*events.backward.tag}) > 1
@@ -129,7 +124,6 @@ def _is_guessed(kind: Call) -> bool:
 
 
 def _outside_steps(calls: CallColumns, steps: FoundSteps) -> list[str]:
-    """Returns a caveat if more than 1 % of the communication is outside of complete steps."""
     timed = calls.timed
     if not timed.any():
         return []

@@ -1,10 +1,10 @@
-"""Calls of c10d that NCCL runs in the kernels of one group.
+"""Finds the calls of c10d that NCCL runs together, as one group.
 
-Between ``_start_coalescing`` and ``_end_coalescing``, as in ``batch_isend_irecv``, calls are only
-collected: ``ncclGroupEnd`` then launches one kernel, or a few, for all of them, in a range such as
-``nccl:coalesced``. The kernels name none of the calls, and the calls' operators end before that
-range. If the operator of a group's first collective has number n, those of all further collectives
-of the group have number n + 1.
+Between ``_start_coalescing`` and ``_end_coalescing``, c10d only collects calls;
+``batch_isend_irecv`` is an example. ``ncclGroupEnd`` then launches one or a few kernels for all
+calls, in a range such as ``nccl:coalesced``. The kernels do not name the calls, and the operators
+of the calls end before the range begins. If the first collective of a group has sequence number n,
+all further collectives of the group have number n + 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GROUP: Final = "Process Group Name"
 def members_of_groups(
     events: ProfilerEvents, ranges: EventTable, innermost: Ints
 ) -> dict[int, list[int]]:
-    """Returns the operators of the calls that each kernel of a group serves, in order of issue.
+    """Returns the operators of the calls in each group, in order of issue.
 
     Args:
         events: the trace's events.
@@ -40,7 +40,7 @@ def members_of_groups(
         innermost: for each kernel, the row of the innermost range around its launch, or -1.
 
     Returns:
-        Rows in ``ranges``, by the row of the range that launched a group's kernels.
+        Rows of operators in ``ranges``, by the row of the range that launched the group's kernels.
     """
     texts = events.ranges.texts
     ends_group = texts.mask(_ends_group)
@@ -76,16 +76,15 @@ def members_of_groups(
 
 
 def _names_collective(ranges: EventTable, texts: EventTexts) -> Mask:
-    """True for operators that describe a call: its collective, its sizes and its group."""
     different, row = np.unique(ranges.arguments, return_inverse=True)
     names = [isinstance(texts.arguments[n].get(COLLECTIVE), str) for n in different.tolist()]
     return np.array(names, np.bool_)[row]
 
 
 def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable) -> Mask:
-    """True for a thread's operators that launched a kernel which may be communication.
+    """True for operators that launched a kernel which may be communication.
 
-    These are kernels that are recorded as communication, or not recorded at all.
+    A kernel may be communication if it was recorded as communication or was not recorded.
     """
     ids = np.frombuffer(events.launched, np.int64)
     mine = np.frombuffer(events.launching_thread, np.int64) == thread
@@ -101,11 +100,11 @@ def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable
 
 
 def _precedes(ranges: EventTable, texts: EventTexts, row: int, members: Sequence[int]) -> bool:
-    """True if an operator's call may come right before the members of a group.
+    """True if an operator's call may belong to a group, directly before the given members.
 
-    The operator must belong to the same process group. Its sequence number must be unknown, equal
-    to that of the first member, or less by 1. If it is less by 1, a second member of the group
-    must have the same number as the first member.
+    The operator and the first member must have the same process group. The operator's sequence
+    number must be unknown, equal to the first member's number, or less by 1. It may be less by 1
+    only if the first two members have equal numbers.
     """
     later = members[0]
     groups = [texts.arguments[int(ranges.arguments[call])].get(_GROUP) for call in (row, later)]
@@ -119,17 +118,17 @@ def _precedes(ranges: EventTable, texts: EventTexts, row: int, members: Sequence
 
 
 def merged(calls: Sequence[Call], kernel: Call) -> Call:
-    """Returns the call of a kernel that serves several calls; its size is the sum of their sizes.
+    """Returns one call for a kernel that serves several calls; the sizes are added.
 
     Args:
         calls: the calls of the group, as their operators describe them.
-        kernel: the kernel's call, as known without the calls of the group.
+        kernel: the call that was made from the kernel alone.
     """
     op, first, has_one_peer = kernel.op, calls[0], _have_one_peer(calls)
     if kernel.guessed:
         op = _operation(calls)
     sent, received, is_told = [*calls], [*calls], all(call.dtype for call in calls)
-    if op == "other":  # several operations have a size only if all are messages
+    if op == "other":  # different operations: sizes are known only if all are messages
         sent, received = ([call for call in calls if call.op == name] for name in _MESSAGES)
         is_told &= len(sent) + len(received) == len(calls)
     if not is_told:
@@ -151,9 +150,9 @@ def merged(calls: Sequence[Call], kernel: Call) -> Call:
 
 
 def _operation(calls: Sequence[Call]) -> str:
-    """Returns the operation of a group's kernel: that of all calls; "other" if they differ.
+    """Returns the common operation of a group's calls; "other" if the operations differ.
 
-    Messages to several ranks are not a single operation.
+    Messages to several ranks count as "other".
     """
     ops = {call.op for call in calls}
     op = calls[0].op
@@ -168,5 +167,5 @@ def _have_one_peer(calls: Sequence[Call]) -> bool:
 
 
 def _ends_group(name: str) -> bool:
-    """True for the range in which c10d ends a group of calls, and NCCL launches its kernels."""
+    """True for the range in which NCCL launches the kernels of a group."""
     return name.lower().endswith(":coalesced")

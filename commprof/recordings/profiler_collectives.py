@@ -1,10 +1,10 @@
 """Joins the kernels of a device that belong to one collective.
 
-A collective may have several kernels: those of copy engines, of symmetric memory, or of an
-algorithm with several phases. Two kernels belong to one collective if they have the same operation
-and process group, follow each other in this group, and have the same c10d number (``Seq``), or, if
-it was not recorded, the same range or operator of c10d that launched them. Each replay of a CUDA
-graph repeats the numbers of its collectives: kernels of two replays are two collectives.
+A collective may have several kernels, for example one for each phase of its algorithm. Two
+successive kernels of a process group belong to one collective if they have the same operation and
+the same c10d number (``Seq``). If the number was not recorded, the same range or operator of c10d
+must have launched both kernels. Each replay of a CUDA graph repeats the numbers of its collectives,
+so kernels of different replays are not joined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from commprof.recordings.profiler_call_columns import CallColumns, in_columns
 from commprof.recordings.profiler_calls import Call
 from commprof.trace.lookup import distinct
 
-#: Operations that need not be issued by all ranks of the group: messages and unknown operations.
+#: Messages and unknown operations, which some ranks of the group may not issue.
 OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 
 
@@ -45,7 +45,6 @@ def as_collectives(kernels: CallColumns) -> CallColumns:
 
 
 def _may_join(kernels: CallColumns) -> bool:
-    """True if some two successive kernels of a group may belong to one collective."""
     numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
     of_kind = np.full(len(kernels.kinds.kinds), -1, np.int64)
     for number in distinct(kernels.kind).tolist():
@@ -67,7 +66,7 @@ def _may_join(kernels: CallColumns) -> bool:
 
 
 def _are_one(first: Call, second: Call) -> bool:
-    # Different messages of a rank may share ranges and numbers, so they are never joined.
+    # Different messages of a rank may share ranges and numbers, so messages are never joined.
     if first.op != second.op or first.op in OF_FEW:
         return False
     if first.seq != second.seq or first.replay != second.replay:
@@ -80,7 +79,6 @@ def _are_one(first: Call, second: Call) -> bool:
 
 
 def _joined(kernels: Sequence[Call]) -> Call:
-    """Returns one call for a collective's kernels, described by the kernel with most details."""
     if len(kernels) == 1:
         return kernels[0]
     telling = max(kernels, key=lambda kernel: (kernel.dtype != "", not kernel.guessed))

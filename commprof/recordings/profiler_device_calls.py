@@ -1,7 +1,8 @@
-"""Collectives of a device: kernels, and the ranges and operators of c10d that launched them.
+"""Finds the communication kernels of a device, and describes the call of each kernel.
 
-The operation comes from the kernel's arguments; else from c10d's range around the launch
-(``nccl:all_reduce``); else from the kernel's name, which NCCL may also use for other operations.
+The operation is taken from the kernel's arguments, or else from c10d's range around the launch
+(``nccl:all_reduce``). If there is no such range, the operation is derived from the kernel's name.
+NCCL may use the same kernel name for several operations.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from commprof.trace.schema import NO_SEQ
 
 Ints = npt.NDArray[np.int64]
 
-#: Largest number of nested ranges that are searched; c10d's ranges nest three or four deep.
+#: Largest depth of nested ranges that is searched. c10d's ranges are three or four deep.
 _DEEPEST: Final = 64
 
 
 def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallColumns:
     """Returns the communication kernels of one device, in order of their start times.
 
-    Copies to or from another device count as such kernels if c10d launched them: collectives may
-    run on copy engines.
+    Copies between devices count too if c10d launched them, because collectives may run on copy
+    engines.
     """
     kernels = _in_order(events.communication, device)
     copies = _in_order(events.between_devices, device)
@@ -70,9 +71,9 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallCo
 
 
 def _replays(events: ProfilerEvents, correlation: Ints) -> Ints:
-    """Returns, by kernel, the correlation id of the graph launch that ran it, or -1.
+    """Returns the correlation id of the graph launch that ran each kernel, or -1.
 
-    If a launch was not recorded, it counts as the launch of a graph if it ran several kernels.
+    A launch that was not recorded counts as a graph launch if it ran several kernels.
     """
     graphs = np.asarray(events.graph_launched, np.int64)
     lost = np.setdiff1d(correlation[correlation > 0], np.asarray(events.launched, np.int64))
@@ -97,7 +98,10 @@ def _is_operation(name: str) -> bool:
 
 
 def _ranges_of(events: ProfilerEvents) -> EventTable:
-    """Returns c10d's ranges and operators, each operator named after its collective if recorded."""
+    """Returns c10d's ranges and operators.
+
+    If the arguments of an operator name a collective, the operator gets the collective's name.
+    """
     issued, texts = events.issued.table, events.issued.texts
     kind_of: dict[int, int] = texts.known.setdefault(COLLECTIVE, {})
     different, argument_row = numbered(issued.arguments)
@@ -111,11 +115,11 @@ def _ranges_of(events: ProfilerEvents) -> EventTable:
 
 
 class _Around(NamedTuple):
-    """Rows of the ranges in which kernels were launched; -1 if there is none."""
+    """Rows of c10d's ranges in which each kernel was launched; -1 stands for no range."""
 
     #: Ranges around the launch of each kernel, innermost first, ``[depth, kernel]``.
     inside: Ints
-    #: The range that names the operation: the innermost such range around the launch, or else the
+    #: The innermost range around the launch that names an operation. If there is none, it is the
     #: range with the kernel's External id.
     best: Ints
     #: True if ``best`` is around the launch.
@@ -161,9 +165,8 @@ def _around(
 def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.bool_]) -> Ints:
     """Returns the range with each kernel's External id; -1 if there is none.
 
-    Only ranges for which ``tells`` is True are searched. A range that begins after the kernel does
-    not count. An External id equal to the kernel's correlation id does not count either: it
-    identifies the kernel's launch, not a range.
+    ``tells`` is True for the ranges that are searched. An External id that is equal to the kernel's
+    correlation id is ignored, because it identifies the kernel's launch and not a range.
     """
     rows = np.flatnonzero(tells & (ranges.external_id > 0))
     by_number = dict(zip(ranges.external_id[rows].tolist(), rows.tolist(), strict=True))
@@ -174,14 +177,11 @@ def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.
 
 
 def _parents(begin_ns: Ints, end_ns: Ints) -> Ints:
-    """Returns, for each range, the row of the latest range that is still open when it begins.
-
-    -1 if no earlier range is open then.
-    """
+    """Returns the row of the innermost range around the begin of each range; -1 if none."""
     parents = np.arange(-1, len(begin_ns) - 1)
     is_after_all = np.maximum.accumulate(end_ns)[:-1] < begin_ns[1:]
     parents[1:][is_after_all] = -1
-    # Any other range lies within the preceding range, or within a range around the preceding one.
+    # If the preceding range has ended, a range around the preceding range is open.
     for row in 1 + np.flatnonzero((end_ns[:-1] < begin_ns[1:]) & ~is_after_all):
         parent, begin = parents[row - 1], begin_ns[row]
         while end_ns[parent] < begin:
@@ -200,8 +200,8 @@ def _kinds(
 ) -> Ints:
     """Returns the kind of each kernel's call.
 
-    Kernels with equal names and arguments, launched in ranges with equal names and arguments, are
-    of one kind.
+    Kernels have the same kind if the kernels have equal names and arguments, and the ranges around
+    their launches have equal names and arguments, too.
     """
     known: dict[bytes, int] = texts.known.setdefault((len(around.inside), world_size), {})
     chosen = np.concatenate((around.best[None], np.where(around.is_inside, around.inside, -1)))
@@ -227,9 +227,9 @@ def _kinds(
 def _kind(texts: EventTexts, key: Sequence[int], world_size: int) -> Call:
     """Makes a call from a kernel and the ranges around its launch.
 
-    ``key`` holds the indices in ``texts`` of the kernel's name and arguments; 1 if the range
-    ``best`` of ``_Around`` is around the launch, else 0; then the indices of the name and arguments
-    of this range and of each range in ``inside``. The indices of a missing range are -1.
+    ``key`` consists of pairs of indices in ``texts``, for a name and its arguments. The first pair
+    is that of the kernel; the ranges ``best`` and ``inside`` of ``_Around`` follow. A missing range
+    has indices of -1. ``key[2]`` is not an index: it is 1 if ``best`` is around the launch, else 0.
     """
     kernel, kernel_name = texts.arguments[key[1]], texts.names[key[0]]
     best, *inside = (pair for pair in zip(key[3::2], key[4::2], strict=True))
@@ -274,13 +274,11 @@ def _describe_groups(
 
 
 def _call_of(texts: EventTexts, ranges: EventTable, row: int, world_size: int) -> Call:
-    """Returns the call that an operator of c10d describes."""
     told = texts.arguments[int(ranges.arguments[row])]
     return described(told[COLLECTIVE], {**sizes_of(told), **told}, world_size)
 
 
 def _numbers(kernels: EventTable, ranges: EventTable, around: _Around) -> Ints:
-    """Returns c10d's sequence number of each call, from its kernel or its range; else -1."""
     seq = np.full(len(kernels.name), ABSENT, np.int64)
     outermost_first = around.inside[::-1]
     for rows in (*np.where(around.is_inside, outermost_first, -1), around.best):

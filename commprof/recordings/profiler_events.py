@@ -49,17 +49,18 @@ _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _DECIMAL: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]+))?")
 _MOST_PROCESS: Final = 2**62
 _MOST_NAMED: Final = 400_000
-#: Largest number of events that the C++ scanner leaves to Python; after that, Python reads all
-#: remaining events.
+#: Largest number of events that the C++ scanner may leave to Python. After that, Python reads all
+#: events.
 _MOST_UNUSUAL: Final = 1000
 
 
 @dataclass
 class Intervals:
-    """Unnamed events in columns; ``tag``: a kernel's or copy's correlation id, else the thread."""
+    """Events without names, in columns."""
 
     begin_ns: array[int] = field(default_factory=lambda: array("q"))
     end_ns: array[int] = field(default_factory=lambda: array("q"))
+    #: Correlation id of a kernel or copy; thread of any other event.
     tag: array[int] = field(default_factory=lambda: array("q"))
     device: array[int] = field(default_factory=lambda: array("q"))
 
@@ -87,60 +88,61 @@ class ProfilerEvents:
 
     #: Communication on a device, in the order of the file.
     communication: NamedEvents
-    #: Copies between devices; ``other_copies`` holds them too.
+    #: Copies between devices; ``other_copies`` holds these copies too.
     between_devices: NamedEvents
     #: Host ranges of communication, steps or phases.
     ranges: NamedEvents
     #: Operators of c10d on the host.
     issued: NamedEvents
     head: dict[str, Any] = field(default_factory=dict)
-    #: All other kernels, and copies within a device, tagged with the correlation id.
+    #: Kernels that are not in ``communication``.
     kernels: Intervals = field(default_factory=Intervals)
+    #: Copies within a device.
     copies: Intervals = field(default_factory=Intervals)
-    #: Copies between devices or between host and device, and fills, tagged with the correlation id
-    #: too.
+    #: Copies between devices or between host and device, and fills.
     other_copies: Intervals = field(default_factory=Intervals)
-    #: Host operators, tagged with the thread. This field holds autograd's evaluations of its nodes;
-    #: the next fields hold operators that wait, operators without a namespace in their names (they
-    #: only call other operators), and all other operators except c10d's.
+    #: Operators of the host in which autograd evaluates its nodes.
     backward: Intervals = field(default_factory=Intervals)
+    #: Operators of the host that wait.
     waits: Intervals = field(default_factory=Intervals)
+    #: Operators of the host that only call other operators.
     callers: Intervals = field(default_factory=Intervals)
+    #: All other operators of the host, except c10d's.
     operators: Intervals = field(default_factory=Intervals)
-    #: Begins of DDP's copies of buckets into gradients.
+    #: Begins of the operators in which DDP copies a bucket into gradients.
     copied_back_ns: array[int] = field(default_factory=lambda: array("q"))
-    #: Begins of operators that split a tensor into parts; they are in ``operators``, too.
+    #: Begins of operators that split a tensor into parts.
     chunked_ns: array[int] = field(default_factory=lambda: array("q"))
-    #: Launches: begin, thread and correlation id.
+    #: Begin, thread and correlation id of each launch.
     launched_ns: array[int] = field(default_factory=lambda: array("q"))
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
     launched: array[int] = field(default_factory=lambda: array("q"))
-    #: Correlation ids of launches of CUDA graphs, which are launches too.
+    #: Correlation ids of launches of CUDA graphs; ``launched`` holds these ids too.
     graph_launched: array[int] = field(default_factory=lambda: array("q"))
-    #: Number of kernels that communicate between ranks and of which the recording has no details;
-    #: the next field is the name of the first.
+    #: Number of communicating kernels of which the recording has no details.
     unreadable: int = 0
+    #: Name of the first such kernel.
     unreadable_name: str = ""
-    #: Number of events of devices whose events have no known meaning; then the first one's name.
+    #: Number of device events that commprof cannot interpret.
     other_device: int = 0
+    #: Name of the first such event.
     other_device_name: str = ""
     #: Number of events without usable times.
     unusable: int = 0
-    #: Number of events that were passed over because they are not valid JSON; the next field counts
-    #: the values beside ``traceEvents``, at the top level of the file, that were passed over.
+    #: Number of events that are not valid JSON.
     passed_over: int = 0
+    #: Number of values at the top level of the file that are not valid JSON.
     passed_over_in_head: int = 0
     problem: str = ""
-    #: Names of the trace's processes.
     processes: list[str] = field(default_factory=list)
-    #: Processes of the host whose operators and ranges are in the trace.
+    #: Ids of the host's processes that have operators or ranges in the trace.
     of_host: set[str] = field(default_factory=set)
-    #: True for a trace of Ascend's profiler, which does not tell how many ranks there are.
+    #: True for a trace of Ascend's profiler, which does not show how many ranks the job has.
     is_of_npu: bool = False
 
     @property
     def about(self) -> dict[str, Any]:
-        """The trace's facts on the job: rank, world size, backend and process groups."""
+        """What the trace says about the job: rank, world size, backend and process groups."""
         about = self.head.get("distributedInfo")
         return about if isinstance(about, dict) else {}
 
@@ -156,11 +158,10 @@ class ProfilerEvents:
 
     @property
     def backend_ranges(self) -> list[Event]:
-        """Ranges in which one of torch's or of the job's backends ran a collective.
+        """Ranges in which a backend of torch or of the job ran a collective.
 
-        Ranges with other names are left out: they may be the script's own, such as ``data:gather``.
-        If the recording does not name the job's backends, a range counts if its name has words that
-        only collectives have.
+        Other ranges may be the script's own, such as ``data:gather``. If the recording does not
+        name the job's backends, a range counts if its name has words that only collectives have.
         """
         return self.ranges.pick(self.backend_range_rows)
 
@@ -173,10 +174,7 @@ class ProfilerEvents:
         return self.ranges.rows_named(judge)
 
     def keep(self, column: str, events: EventTable | Event) -> None:
-        """Adds events to the list ``column``; drops those past ``_MOST_NAMED``.
-
-        No real trace has that many.
-        """
+        """Adds events to the list ``column``; drops events if the list is full."""
         named_events: NamedEvents = getattr(self, column)
         room = _MOST_NAMED - len(named_events)
         if isinstance(events, EventTable):
@@ -191,21 +189,21 @@ class ProfilerEvents:
             self.of_host.add(str(process))
 
     def add_unreadable(self, name: str, count: int) -> None:
-        """Counts communicating kernels without recorded details; ``name``: name of the first."""
+        """Counts communicating kernels of which the recording has no details."""
         self.unreadable += count
         self.unreadable_name = self.unreadable_name or printable(name[:60])
 
     def add_other_device(self, name: str, count: int) -> None:
-        """Counts events of a device that have no known meaning; ``name``: name of the first."""
+        """Counts device events that commprof cannot interpret."""
         self.other_device += count
         self.other_device_name = self.other_device_name or printable(name[:60])
 
 
-#: Fields of ``ProfilerEvents`` that are ``Intervals``: first those with events of a device, whose
-#: tags are correlation ids; then all.
+#: Fields of ``ProfilerEvents`` with events of a device, as ``Intervals``.
 COLUMNS_OF_DEVICE: Final = ("kernels", "copies", "other_copies")
+#: All fields of ``ProfilerEvents`` that are ``Intervals``.
 COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "waits", "callers", "operators")
-#: Fields that are lists of events.
+#: Fields of ``ProfilerEvents`` that are ``NamedEvents``.
 NAMED: Final = ("communication", "between_devices", "ranges", "issued")
 
 
@@ -217,8 +215,6 @@ def no_events(texts: EventTexts) -> ProfilerEvents:
 
 
 def _of_backends(backends: Collection[str]) -> Callable[[str], bool]:
-    """Returns a function that tells whether a range's name is that of a backend's collective."""
-
     def is_of_backend(name: str) -> bool:
         return is_collective_range(name) and (
             is_backend_of_torch(name)
@@ -234,10 +230,10 @@ def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> Profil
 
     Args:
         stream: the trace.
-        scanner: reads most of the events; without it, Python's json reads all of them.
+        scanner: reads most events. Without a scanner, Python's json reads all events.
 
     Raises:
-        ValueError: the file is not a trace at all.
+        ValueError: the file is not a trace.
     """
     if scanner is not None:
         scanner.begin_trace()
@@ -305,7 +301,7 @@ def _shift(found: ProfilerEvents, by_ns: int) -> None:
 
 
 class _Pairs:
-    """Matches events that some tools write in two parts, one for the begin and one for the end."""
+    """Joins the begin and the end of an event, which some tools write as two events."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
@@ -313,16 +309,15 @@ class _Pairs:
         self.unended = 0
 
     def begin(self, event: dict[str, Any]) -> None:
-        """Keeps the begin of an event until its end is read."""
         thread = event.get("pid"), event.get("tid")
         if self.unended < _MOST_NAMED and all(type(part) in (str, int) for part in thread):
             self._open.setdefault(thread, []).append(event)
             self.unended += 1
 
     def begun_by(self, end: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the thread's last open event, which ``end`` ends; None if no event is open.
+        """Returns the latest open event of the thread; None if no event is open.
 
-        The returned event has the arguments of its begin and of its end.
+        The arguments of ``end`` are added to the event.
         """
         thread = end.get("pid"), end.get("tid")
         if not all(type(part) in (str, int) for part in thread) or not self._open.get(thread):
@@ -359,7 +354,6 @@ def _take(event: dict[str, Any], end: dict[str, Any], events: ProfilerEvents) ->
 
 
 def _take_of_process(event: dict[str, Any], processes: Processes, events: ProfilerEvents) -> None:
-    """Keeps an event without a category if its process tells what it is."""
     kind, arguments = processes.kind_of(event)
     if kind is not EventKind.UNUSED:
         _put_if_timed(kind, event, event, arguments, events)
@@ -372,13 +366,10 @@ def _put_if_timed(
     arguments: dict[str, Any],
     events: ProfilerEvents,
 ) -> bool:
-    """Keeps an event of the given kind; an event that is ``UNUSED`` is dropped.
-
-    Returns False if the event has no usable times; it is then only counted, in ``unusable``.
-    """
+    """Keeps an event unless its kind is ``UNUSED``; returns False if its times are unusable."""
     try:
         begin = _moment_ns(event["ts"])
-        # A length has the same unit as its begin: ns if a tool writes ns since 1970, otherwise µs.
+        # Some tools write ns since 1970 instead of µs; the length is then in ns, too.
         in_ns = type(event["ts"]) is int and event["ts"] >= _MOST_US
         length = end.get("dur", 0) if end is event else 0
         until = begin + (_whole_ns(length) if in_ns else _ns(length))
@@ -400,7 +391,7 @@ def _moment_ns(value: Any) -> int:
 
 
 def _ns(value_us: Any) -> int:
-    """Converts µs to the nearest ns: exactly if given as digits, otherwise by way of a float."""
+    """Converts µs to the nearest ns. Texts of digits are converted exactly."""
     # The json reader keeps numbers with a point as text; very old traces have quoted numbers.
     if isinstance(value_us, str):
         match = _DECIMAL.fullmatch(value_us)
@@ -420,7 +411,7 @@ def _ns(value_us: Any) -> int:
 
 
 def _rounded(digits: str) -> int:
-    """Rounds the digits after a decimal point to thousandths; a half goes to the even number."""
+    """Rounds the digits after a decimal point to thousandths, and halves to even numbers."""
     thousandths, rest = int(digits[:3].ljust(3, "0")), digits[3:]
     if rest[:1] >= "5" and (rest[0] > "5" or rest.strip("0") != "5" or thousandths % 2):
         return thousandths + 1
@@ -436,7 +427,6 @@ def _whole_ns(value: Any) -> int:
 
 
 def _put(kind: EventKind, event: Event, events: ProfilerEvents) -> None:
-    """Keeps an event in the column or list of its kind, with the arguments that are used."""
     arguments, begin, end = event.arguments, event.begin_ns, event.end_ns
     if kind in LAUNCHES:
         events.launched_ns.append(begin)

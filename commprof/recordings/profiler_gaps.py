@@ -1,7 +1,7 @@
-"""Gaps in the recording of a device: kernels that the host launched and that were not recorded.
+"""Finds kernels that the host launched but the profiler did not record.
 
-A profiler drops kernels if its buffers are full, and may record a device for a part of the time
-only. A step whose kernels are missing must not count as one in which the device was idle.
+A profiler drops kernels if its buffers are full, and it may record a device only for a part of the
+time. If the kernels of a step are missing, the device must not count as idle in this step.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from commprof.text import counted
 from commprof.trace.lookup import distinct, row_containing
 from commprof.trace.stretches import Ints, Stretches, covered, stretches
 
-#: A step counts if the kernels of at least this fraction of its launches were recorded.
+#: A step counts if at least this fraction of its launches have a recorded kernel.
 _MOST = 0.5
 
-#: Times of launches, and which of them have a recorded kernel or copy.
+#: Times of launches, and True for each launch with a recorded kernel or copy.
 Launches = tuple[Ints, npt.NDArray[np.bool_]]
 
 
 def recorded_steps(
     events: ProfilerEvents, launches: Launches, steps: FoundSteps, busy: Stretches
 ) -> tuple[FoundSteps, list[str]]:
-    """Leaves out steps whose kernels were not recorded; also returns a caveat on them.
+    """Leaves out steps whose kernels were not recorded; also returns a caveat.
 
-    Such a step has launches, or calls of c10d, but few or none of the kernels that they launched.
-    If this applies to all steps with launches, the launches are ignored: the recording may not tell
-    which kernels they launched.
+    Such a step has launches or calls of c10d, but few or no kernels. If all steps with launches are
+    like this, the launches are ignored, because the recording may not show which launch started
+    which kernel.
 
     Args:
         events: the trace's events.
@@ -67,7 +67,7 @@ def recorded_steps(
 
 
 def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) -> list[str]:
-    """Returns a caveat on c10d's launches in the given steps whose kernels were not recorded."""
+    """Returns a caveat if kernels that c10d launched in the steps were not recorded."""
     if events.graph_launched:  # kernels launched into a graph run later, or never
         return []
     at, has_kernel = launches
@@ -93,7 +93,7 @@ def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) 
 
 
 def launches_of(events: ProfilerEvents) -> Launches:
-    """Returns the times of all launches, and which of them have a recorded kernel or copy."""
+    """Returns the times of all launches, and True for each with a recorded kernel or copy."""
     if not events.launched:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     ran = [events.communication.table.correlation]

@@ -1,9 +1,9 @@
-"""The process group of each collective on the host, as far as a recording tells it.
+"""Finds the process group of each collective on the host.
 
-Operators and ranges of gloo do not name their group. torch lists the groups of a rank in each
-trace, and a collective's tensors may show how many ranks it has. If only one listed group fits, it
-is the collective's group. Otherwise the group is not known: the collective cannot be matched with
-those of other ranks.
+Operators and ranges of gloo do not name their group. torch lists a rank's groups in each trace, and
+the tensors of a collective may show how many ranks take part. If exactly one listed group fits, the
+collective belongs to this group. Otherwise the group is not known, and the collective cannot be
+matched with collectives of other ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ListedGroup:
     description: str
     ranks: tuple[int, ...]
     size: int
-    #: Names of its backends and their types of devices, in lower case; empty if not recorded.
+    #: Names of its backends and of their device types, in lower case; empty if not recorded.
     backends: frozenset[str]
 
 
@@ -63,8 +63,7 @@ def with_group(
     """Returns the call with its group and the sizes that follow from the group, if known.
 
     Args:
-        call: a call whose ``group_size`` follows from its tensors or metadata; 0 if neither shows
-            it.
+        call: a call; its ``group_size`` is 0 if neither tensors nor metadata show it.
         listed: see :func:`listed_groups`.
         rank: global rank that made the call.
         world_size: number of ranks of the job; 0 if not known.
@@ -106,12 +105,12 @@ def with_group(
 
 
 def of_unknown_job(call: Call) -> Call:
-    """Returns the call without a group if nothing tells how many ranks its group has."""
+    """Returns the call; its group counts as unknown if the group's size is unknown."""
     return call if call.group_size else _with_sizes(replace(call, group_known=False))
 
 
 def _with_sizes(call: Call) -> Call:
-    """Fills in bytes that were not recorded; drops the sizes if these bytes cannot be known."""
+    """Computes sizes that were not recorded; sets all sizes to 0 if that is not possible."""
     op, ranks = call.op, call.group_size
     output_lacks = call.bytes_out < 0
     input_lacks = call.bytes_in == 0 < call.bytes_out

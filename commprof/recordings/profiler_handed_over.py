@@ -1,8 +1,7 @@
-"""Collectives of which a recording holds only the call on the host, which hands them to a device.
+"""Reads collectives of a device from their calls on the host.
 
-Such a recording was made without the device's activity, or lacks the kernels of communication. The
-call returns when the collective was put into the device's queue, so its length says nothing about
-the transfer: the times of the transfer are not known.
+This is needed if the recording has no kernels of communication. A call returns when the collective
+is in the device's queue, so the times of the transfer are not known.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def _told(event: Event) -> str:
 
 
 def _nests(events: ProfilerEvents) -> Iterator[Sequence[Event]]:
-    """Yields each outermost range or operator of c10d, followed by all that lie within it."""
+    """Yields lists of c10d's events: an outermost range or operator, then the events inside it."""
     of_c10d = [*events.backend_ranges, *events.issued]
     nest: list[Event] = []
     for event in sorted(of_c10d, key=lambda e: (e.thread, e.begin_ns, -e.end_ns)):

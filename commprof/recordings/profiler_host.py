@@ -1,15 +1,16 @@
-"""Collectives of a rank whose backend transfers on the host, such as gloo.
+"""Reads collectives of backends that transfer on the host, such as gloo.
 
-Two kinds of events tell of one collective: c10d's operator (``c10d::_reduce_scatter_base_``), which
-issues it, and the range in which the backend ran it, on a thread of its own (``gloo:all_reduce``).
-Neither event names the other. They are joined by their tensors: a range belongs to the operator
-with the same input, in the order of issue. The collective's name comes from the operator, not from
-the range, because the backend may run another operation instead: gloo runs a reduce-scatter as an
-all-reduce of the whole input, a list reduce-scatter as one all-reduce for each rank, and
-``monitored_barrier`` as messages.
+A collective has two kinds of events. An operator of c10d (``c10d::_reduce_scatter_base_``) issues
+the collective. A range (``gloo:all_reduce``) shows when the backend's own thread ran the
+collective. The events do not name each other: a range belongs to the operator with the same input,
+in the order of issue.
 
-The operator's tensors also tell the size of the process group: an all-gather's output, for example,
-is its input times this size. :mod:`profiler_groups` finds the group.
+The operation is taken from the operator, because the backend may run another operation instead. For
+example, gloo runs a reduce-scatter as an all-reduce of the whole input, and a list reduce-scatter
+as one all-reduce for each rank.
+
+The tensors of the operator also show the size of the process group. :mod:`profiler_groups` finds
+the group.
 """
 
 from __future__ import annotations
@@ -38,38 +39,37 @@ from commprof.recordings.profiler_words import (
 )
 from commprof.trace.documents import MOST_RANKS
 
-#: Operations whose operators have an output and, as second argument, an input; other operators have
-#: one tensor, or list of tensors, that is both.
+#: Operations whose operators have the output as first and the input as second argument. In all
+#: other operators, the first argument is both input and output.
 _TWO_SIDED: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-#: More elements than any tensor has.
+#: Upper limit for the number of elements of tensors.
 _MOST_ELEMENTS: Final = 2**48
-#: Largest number of operators that run at once.
+#: Largest number of operators that run at the same time.
 _DEEPEST: Final = 64
-#: First part of the names of c10d's operators.
 _C10D: Final = "c10d::"
 
 #: Number of elements of each tensor; None if not recorded.
 Elements = tuple[int, ...] | None
-#: Key by which ranges are joined with operators: the operation without its variants (``form_of``:
-#: "all_gather" for "all_gather_into_tensor"), and the numbers of elements of its input.
+#: Key by which ranges are joined with operators: the operation without its variants (see
+#: ``form_of``), and the numbers of elements of the input.
 _Kind = tuple[str, Elements]
 
 
 @dataclass(frozen=True)
 class HostCalls:
-    """Collectives on the host, each made from its operator and its range if both exist."""
+    """Collectives on the host."""
 
     #: In order of issue.
     calls: list[Call]
-    #: Names of c10d's operators that return only when the operation they issued is complete.
+    #: Names of c10d's operators that return only after their collective is complete.
     blocking: frozenset[str]
-    #: Copies by which a waiting thread completes a reduce-scatter, tagged with this thread.
+    #: Copies with which a waiting thread completes a reduce-scatter; the tag is the thread.
     part_copies: Intervals
-    #: Number of operators whose collective has no range, so that its end is not known.
+    #: Number of operators without a range. The ends of their collectives are not known.
     unseen: int
-    #: Number of ranges whose names may be the script's own; the next field is the name of the
-    #: first.
+    #: Number of ranges that may be the script's own.
     doubtful: int
+    #: Name of the first such range.
     doubtful_name: str
 
 
@@ -79,19 +79,19 @@ class _Issued:
 
     event: Event
     op: str
-    #: Numbers of elements of the tensors that the backend reads; the next field holds those of the
-    #: tensors that the backend writes.
+    #: Numbers of elements of the tensors that the backend reads.
     inputs: Elements
+    #: Numbers of elements of the tensors that the backend writes.
     outputs: Elements
-    #: Name of the tensors' type; empty if the operator does not give it.
+    #: Element type of the tensors; empty if not recorded.
     dtype: str
 
     @property
     def kind(self) -> _Kind:
-        """Key that this collective shares with its ranges.
+        """Key that the operator shares with its ranges.
 
-        torch does not record the inputs of a reduce-scatter of a list. Each of them is as large as
-        the output, so the output stands for them.
+        torch does not record the inputs of a reduce-scatter of a list. Each input has the size of
+        the output, so the output is used instead.
         """
         is_list = self.op == "reduce_scatter" and self.inputs is None
         return form_of(self.op), self.outputs if is_list else self.inputs
@@ -105,8 +105,8 @@ def no_host_calls() -> HostCalls:
 def host_calls(events: ProfilerEvents) -> HostCalls:
     """Joins c10d's operators with the ranges of the backend.
 
-    The group of a call is known so far only if an event names it. The call's ``group_size`` follows
-    from the tensors; it is 0 if they do not tell the size.
+    A call has a group only if an event names the group. ``group_size`` is derived from the tensors;
+    it is 0 if not known.
     """
     issued = [_issued(event) for event in _operators(events)]
     ran, doubtful = _ranges(events, issued)
@@ -158,10 +158,11 @@ def host_backend(events: ProfilerEvents) -> str:
 
 
 def _operators(events: ProfilerEvents) -> list[Event]:
-    """Returns the operators that issue collectives, in order, with the metadata recorded in them.
+    """Returns the operators that issue collectives, in order.
 
-    ``record_param_comms`` inside an operator has the group's name and the number of the call. If
-    there is no operator around ``record_param_comms``, it counts as the operator that it names.
+    The event ``record_param_comms`` inside an operator has the group's name and the number of the
+    call, which are added to the operator. If no operator is around ``record_param_comms``, this
+    event counts as an operator.
     """
     named = sorted(
         (
@@ -211,16 +212,17 @@ def _issued(event: Event) -> _Issued:
 
 
 def _unissued(transfer: Event) -> _Issued:
-    """Returns a stand-in for the operator of a range whose operator was not recorded."""
+    """Makes an operator for a range whose operator was not recorded."""
     op, inputs = operation(transfer.name), _inputs(transfer)
     is_like_input = not op.startswith(_TWO_SIDED) or op.startswith("all_to_all")
     return _Issued(transfer, op, inputs, inputs if is_like_input else None, "")
 
 
 def _elements(event: Event, argument: int) -> Elements:
-    """Returns the number of elements of each tensor in an argument: a tensor or a list of tensors.
+    """Returns the number of elements of each tensor in an argument; None if not recorded.
 
-    None if the argument is something else, or a list of lists, whose sizes torch does not record.
+    The argument may be a tensor or a list of tensors. torch does not record sizes in a list of
+    lists.
     """
     shapes, types = event.arguments.get("Input Dims"), event.arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
@@ -241,7 +243,6 @@ def _elements(event: Event, argument: int) -> Elements:
 
 
 def _inputs(transfer: Event) -> Elements:
-    """Returns the number of elements of each tensor that a range read; None if not recorded."""
     shapes = transfer.arguments.get("Input Dims")
     if not isinstance(shapes, list):
         return None
@@ -257,10 +258,10 @@ def _inputs(transfer: Event) -> Elements:
 def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Event], list[Event]]:
     """Returns the ranges of collectives in order, and ranges that may be the script's own.
 
-    A script may give a range around its own call the same kind of name. So if a range does not name
-    a backend of torch or of the job, it is left out if an operator of its thread begins within it.
-    If all words of its name are common, as in ``data:gather``, it is returned as a collective only
-    if c10d issued the same operation.
+    A script may give its own range a similar name. If a range does not name a backend of torch or
+    of the job, two more checks apply. The range is left out if an operator of its thread begins
+    inside it. If all words of its name are common, as in ``data:gather``, it may be the script's
+    own unless c10d issued the same operation.
     """
     issuing = {form_of(call.op) for call in issued}
     begins: defaultdict[int, list[int]] = defaultdict(list)
@@ -283,7 +284,10 @@ def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Eve
 
 
 def _around(issued: Sequence[_Issued], ran: Sequence[Event]) -> list[int]:
-    """Returns the operator during which each range began, on the same thread if possible; or -1."""
+    """Returns, for each range, an operator that was running when the range began; -1 if none.
+
+    An operator of the range's thread is preferred.
+    """
     around, following = [-1] * len(ran), 0
     running: list[int] = []
     for position, transfer in enumerate(ran):
@@ -300,12 +304,10 @@ def _around(issued: Sequence[_Issued], ran: Sequence[Event]) -> list[int]:
 def _without_callbacks(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> list[Event]:
-    """Returns the ranges, cut at the first operator that the backend's thread issues in them.
+    """Returns the ranges, each cut at the first operator that the range's thread issues in it.
 
     gloo's thread runs the callbacks of a collective, such as the rest of PowerSGD's hook, before it
-    ends the collective's range. Operators that the thread issues there come after the transfer. A
-    thread that waits for the collective may wait for all of this, so exposed time counts up to the
-    end of the uncut range.
+    ends the collective's range. Operators of the callbacks begin after the transfer.
     """
     begins: defaultdict[int, list[int]] = defaultdict(list)
     for call in issued:
@@ -330,9 +332,9 @@ def _is_part(transfer: Event, operator: Event) -> bool:
 def _joined(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> tuple[list[int], set[int]]:
-    """Returns the operator that each range belongs to, or -1, and the ranges in doubt.
+    """Returns the operator of each range, or -1; also returns the ranges in doubt.
 
-    A range in doubt belongs to an operator of its kind, but perhaps not to the returned operator.
+    A range in doubt may belong to another operator of the same kind.
     """
     owner, in_doubt = [-1] * len(ran), set[int]()
     transfers: defaultdict[_Kind, list[int]] = defaultdict(list)
@@ -341,7 +343,7 @@ def _joined(
         if outer >= 0 and issued[outer].event.thread == transfer.thread:
             if form_of(issued[outer].op) == form:
                 owner[position] = outer
-            continue  # a range of another form: a message that is part of the operation
+            continue  # a range of another form is part of the operation, such as a message
         transfers[form, _inputs(transfer)].append(position)
     taken = set(owner)
     free = [number for number in range(len(issued)) if number not in taken]
@@ -357,11 +359,11 @@ def _joined(
 def _operators_by_kind(
     issued: Sequence[_Issued], free: Iterable[int], transfers: dict[_Kind, list[int]]
 ) -> dict[_Kind, list[int]]:
-    """Returns the indices of the operators by the kind of their ranges, in order.
+    """Returns, for each kind of ranges, the indices of the operators in order.
 
-    Operators for whose kind there are no ranges are listed under another kind that has enough
-    ranges to spare, see :func:`_other_kinds`. An operator with several ranges is listed once for
-    each.
+    If an operator's own kind has no ranges, the operator is listed under another kind with enough
+    unused ranges; see :func:`_other_kinds`. An operator with several ranges is listed several
+    times.
     """
     by_kind: defaultdict[_Kind, list[int]] = defaultdict(list)
     for number in free:
@@ -390,15 +392,15 @@ def _other_kinds(
 ) -> Sequence[_Kind]:
     """Returns the kinds of ranges that may belong to operators whose own kind has no ranges.
 
-    The result holds kinds of the same form if the input of the operators or of the ranges was not
-    recorded, or if the backend describes inputs in another way. If no range has this form, the
-    result holds the kinds with the same input: the backend then runs another operation instead.
+    Kinds of the same form are preferred: inputs may not be recorded, or the backend may describe
+    inputs in another way. If no range has this form, kinds with the same input are returned: the
+    backend may run another operation instead.
 
     Args:
         kind: the kind of the operators.
         of_form: kinds of ranges of the same form.
         of_inputs: kinds of ranges with the same input.
-        joined_forms: forms of which some operators have ranges of their own kind.
+        joined_forms: forms in which some operators have ranges of their own kind.
     """
     form, inputs = kind
     if not of_form:
@@ -411,14 +413,13 @@ def _other_kinds(
 def _in_order(
     issued: Sequence[_Issued], numbers: Sequence[int], ran: Sequence[Event], places: Sequence[int]
 ) -> list[tuple[int, int, bool]]:
-    """Pairs ranges with operators of their kind, in order; no range precedes its operator.
+    """Pairs ranges with operators of their kind, in order.
 
-    Each range gets the first remaining operator. A second pairing, from the last range backwards,
-    shows which pairs are certain.
+    A range cannot begin before its operator. A pair is certain if pairing from the last range
+    backwards gives the same pair.
 
     Returns:
-        For each range that has an operator: range, operator, and True if no other operator can be
-        the range's.
+        For each pair: range, operator, and True if the pair is certain.
     """
     begins = [issued[number].event.begin_ns for number in numbers]
     first: dict[int, int] = {}
@@ -441,10 +442,10 @@ def _in_order(
 def _blocking(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> frozenset[str]:
-    """Returns the names of operators that return only when their operation is complete.
+    """Returns the names of operators that return only after their collective is complete.
 
-    Every operator with such a name encloses a range. A single operator that does not wait may
-    enclose a range by chance, if its thread was not running for a while.
+    All operators with such a name enclose a range. A single operator may enclose a range by chance,
+    for example if its thread was not running for a while.
     """
     encloses = {
         outer
@@ -459,11 +460,11 @@ def _blocking(
 def _handed_over(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> set[str]:
-    """Returns the backends whose ranges all lie within the operators that issued them.
+    """Returns the backends whose ranges show only the hand-over of a collective to a device.
 
-    Such a range shows how long the thread took to hand the collective to a device, as do the ranges
-    of the backends in ``OF_DEVICES``. The range of a backend that transfers on the host is on
-    another thread, or outlasts the operator.
+    All ranges of such a backend lie within their operators, on the same thread. If a backend
+    transfers on the host, its ranges are on another thread or end after their operators. The result
+    includes the backends in ``OF_DEVICES``.
     """
     names, within = Counter[str](), Counter[str]()
     for transfer, outer in zip(ran, around, strict=True):
@@ -478,7 +479,6 @@ def _handed_over(
 
 
 def _call(issued: _Issued, transfers: Sequence[Event], is_certain: bool) -> Call:
-    """Makes the call of one operator and its ranges; its group may still be unknown."""
     event, first = issued.event, transfers[0]
     call = described(event.name, {**first.arguments, **event.arguments}, 0)
     begin_ns = first.begin_ns
@@ -514,7 +514,6 @@ def _call(issued: _Issued, transfers: Sequence[Event], is_certain: bool) -> Call
 
 
 def _ranks_told(issued: _Issued, inputs: Elements, transfers: int) -> int:
-    """Returns the size of the process group that follows from the tensors; 0 if none follows."""
     ranks = _ratio(issued, inputs, transfers)
     return ranks if ranks <= MOST_RANKS else 0
 
@@ -543,7 +542,6 @@ def _concrete(event: Event) -> list[str]:
 
 
 def _lists(event: Event) -> list[list[int]]:
-    """Returns the arguments of an operator that are lists of whole numbers."""
     lists = []
     for text in _concrete(event):
         try:
@@ -556,9 +554,10 @@ def _lists(event: Event) -> list[list[int]]:
 
 
 def _peer(issued: _Issued) -> dict[str, Any]:
-    """Returns, as fields of a call, a collective's root or the other rank of a message.
+    """Returns fields of a call: the root of a collective or the other rank of a message.
 
-    This rank is the first whole number among the operator's arguments. Empty if there is none.
+    The rank is the first whole number among the operator's arguments. The result is empty if there
+    is no such number.
     """
     has_peer = issued.op in (*ROOTED, "send", "recv") and issued.event.name.startswith(_C10D)
     numbers = (text for text in _concrete(issued.event) if text.isdecimal() and len(text) < 7)

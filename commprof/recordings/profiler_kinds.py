@@ -1,4 +1,4 @@
-"""Kinds of events of a torch.profiler trace, by category and name."""
+"""Determines the kinds of events of a torch.profiler trace, from category and name."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from typing import Final
 
 from commprof.recordings.profiler_words import is_collective_range
 
-#: Names of kernels of NCCL, RCCL, oneCCL and MSCCL, and of kernels of inference servers and
-#: symmetric memory that wait for their peers.
+#: Names of communication kernels of NCCL, RCCL, oneCCL, MSCCL, inference servers and symmetric
+#: memory.
 _COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|multimem_\w*(?:reduce|gather)|"
     r"rmsnormlamport|(?:barrier|put_signal|wait_signal)_kernel\(unsigned int\*\*",
     re.IGNORECASE,
 )
 #: Words in the function names of other communication kernels (vLLM, SGLang, TensorRT-LLM,
-#: FlashInfer, AITER). Template arguments are not searched: they may be of a fused computation.
+#: FlashInfer, AITER). Template arguments are not searched, because they may name a computation.
 _OF_MANY_RANKS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|cross_device_(?:reduce|store)", re.IGNORECASE
 )
-#: Names of functions that hold a word of ``_OF_MANY_RANKS`` but run on one rank: Inductor names a
-#: kernel after the operators that it fuses, and threads of a block reduce among themselves.
+#: Functions that run on one rank although their names match ``_OF_MANY_RANKS``, such as kernels of
+#: Inductor and reductions among the threads of a block.
 _OF_ONE_RANK = re.compile(
     r"^(?:void )?(?:triton_[a-z]+_fused_|at::)|copy_(?:in|out)|"
     r"(?:warp|block|thread|cta|lane)_?(?:all|reduce_?scatter)",
     re.IGNORECASE,
 )
 _ANONYMOUS = "(anonymous namespace)::"
-#: Names of kernels that communicate between ranks, for which a recording has no details.
+#: Words in the names of communicating kernels of which a recording has no details.
 _UNREADABLE = re.compile(
     r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::|mori::|"
     r"ep(?:dispatch|combine)(?:intra|inter)node|moe_?(?:a2a|all_?to_?all)|mega_moe|"
     r"a2a_(?:dispatch|combine|pack|unpack)|uccl",
     re.IGNORECASE,
 )
-#: Words in the names of kernels that compute and communicate at once.
+#: Words in the names of kernels that both compute and communicate.
 _FUSED = re.compile(r"gemm|matmul", re.IGNORECASE)
-#: Names of copies by CUDA, HIP and Level Zero: within a device, and between two devices.
+#: Words in the names of copies within a device, by CUDA, HIP and Level Zero.
 _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
+#: Words in the names of copies between two devices.
 _BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
 #: Kernels that copy or fill memory: ROCm before 7.2 records copies as kernels.
 _COPYING_KERNEL = re.compile(r"^MEMORY_COPY_|^__amd_rocclr_(?:copy|fill)Buffer")
@@ -54,23 +55,23 @@ _RANGES = re.compile(
 _BACKWARD_OP = "autograd::engine::evaluate_function"
 #: First part of the names of autograd's own nodes.
 _NODES = "torch::autograd::"
-#: Operator in which DDP, after waiting for a bucket, copies it back into the gradients.
+#: Operator in which DDP copies a bucket back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-#: Operator that splits a tensor. gloo's reduce-scatter splits the sum, and keeps one part.
+#: Operator that splits a tensor. gloo's reduce-scatter uses it.
 _CHUNK = "aten::chunk"
 #: Name of an operator that waits, such as ``_c10d_functional::wait_tensor``.
 _WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
 
 
 class Category(IntEnum):
-    """Kinds of an event's category (``cat``); events of all other categories are ignored."""
+    """Kind of an event's category (``cat``). Events of all other categories are ignored."""
 
     KERNEL = 0
     COPY = auto()
     LAUNCH = auto()
     RANGE = auto()
     OPERATOR = auto()
-    #: Categories of devices whose events have no known meaning.
+    #: Category of device events that commprof cannot interpret.
     OTHER_DEVICE = auto()
 
 
@@ -91,10 +92,9 @@ class EventKind(IntEnum):
     """Kind of an event, which determines where the event is kept."""
 
     UNUSED = 0
-    #: Communication on a device.
     COMMUNICATION = auto()
     KERNEL = auto()
-    #: Kernel that communicates between ranks, and of which the recording has no details.
+    #: Communicating kernel of which the recording has no details.
     UNREADABLE_KERNEL = auto()
     COPY_WITHIN = auto()
     COPY_BETWEEN = auto()
@@ -109,15 +109,13 @@ class EventKind(IntEnum):
     BACKWARD = auto()
     CALLER = auto()
     OPERATOR = auto()
-    #: Operator in which DDP copies a bucket into gradients.
     COPY_BACK = auto()
-    #: Operator that splits a tensor into parts.
     CHUNK = auto()
-    #: Event of a device whose events have no known meaning; it is only counted.
+    #: Device event that commprof cannot interpret; such events are only counted.
     OTHER_DEVICE = auto()
 
 
-#: Field of ``ProfilerEvents`` in whose columns events of a kind are stored, without names.
+#: Field of ``ProfilerEvents`` that stores the events of a kind without their names.
 COLUMN_OF: Final = {
     **dict.fromkeys((EventKind.KERNEL, EventKind.UNREADABLE_KERNEL), "kernels"),
     EventKind.COPY_WITHIN: "copies",
@@ -125,16 +123,15 @@ COLUMN_OF: Final = {
     **{EventKind.WAIT: "waits", EventKind.BACKWARD: "backward", EventKind.CALLER: "callers"},
     **dict.fromkeys((EventKind.OPERATOR, EventKind.COPY_BACK, EventKind.CHUNK), "operators"),
 }
-#: Field of ``ProfilerEvents`` with the begins of the events of a kind.
+#: Field of ``ProfilerEvents`` that stores the begins of the events of a kind.
 BEGINS_OF: Final = {EventKind.COPY_BACK: "copied_back_ns", EventKind.CHUNK: "chunked_ns"}
-#: Field of ``ProfilerEvents`` in which events of a kind are stored with their names.
+#: Field of ``ProfilerEvents`` that stores the events of a kind with their names.
 LIST_OF: Final = {
     EventKind.COMMUNICATION: "communication",
     EventKind.COPY_BETWEEN: "between_devices",
     EventKind.RANGE: "ranges",
     EventKind.ISSUE: "issued",
 }
-#: Operators that have a kind of their own, by name.
 _OPERATORS: Final = {_COPIED_BACK: EventKind.COPY_BACK, _CHUNK: EventKind.CHUNK}
 #: Kinds of events of a device, which have a correlation id and a stream.
 OF_DEVICE: Final = (
@@ -142,11 +139,10 @@ OF_DEVICE: Final = (
     *(EventKind.COPY_WITHIN, EventKind.COPY_BETWEEN, EventKind.OTHER_COPY),
 )
 LAUNCHES: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
-#: Argument that shows that an event is part of a collective.
+#: Argument that names the collective to which an event belongs.
 COLLECTIVE: Final = "Collective name"
-#: Key of a copy's argument. Its value, such as "DtoD", is read as the last word of the copy's name,
-#: because the trace writer that torch 2.13 has for CUPTI names every copy "Memcpy". The C++ scanner
-#: uses the same key.
+#: Argument of copies with values such as "DtoD". The value is appended to the copy's name, because
+#: torch 2.13 may give every copy the name "Memcpy". The C++ scanner uses the same argument.
 COPY_KIND: Final = "copy kind"
 #: Arguments that are stored for events of the kinds in ``LIST_OF``.
 KEPT_ARGUMENTS: Final[tuple[str, ...]] = (
@@ -157,14 +153,13 @@ KEPT_ARGUMENTS: Final[tuple[str, ...]] = (
 
 
 def is_communication(kernel_name: str) -> bool:
-    """True if the name is that of a communication kernel, such as one of NCCL."""
+    """True for the name of a communication kernel, for example of NCCL."""
     if _COMMUNICATION.search(kernel_name):
         return True
     return _has_collective(kernel_name) and not _FUSED.search(kernel_name)
 
 
 def _has_collective(kernel_name: str) -> bool:
-    """True if the name of the kernel's function has the word of a collective."""
     function = re.split(r"[<(]", kernel_name.replace(_ANONYMOUS, ""), maxsplit=1)[0]
     is_of_one_rank = _OF_ONE_RANK.search(function) is not None
     return _OF_MANY_RANKS.search(function) is not None and not is_of_one_rank

@@ -1,7 +1,7 @@
-"""Events of a torch.profiler trace that keep their names and arguments, in columns.
+"""Keeps events of a torch.profiler trace in columns, with their names and arguments.
 
-The ranks of a job have the same names and, except for numbers that count up, the same arguments. So
-results that depend only on these are computed once for the whole job.
+All ranks of a job have nearly the same names and arguments, so results that depend only on names
+and arguments are computed once per job.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Arguments that are columns, because they differ from event to event.
+#: Arguments that are kept as columns, because they differ from event to event.
 SEQ: Final = "Seq"
 EXTERNAL_ID: Final = "External id"
 _EXTERNAL_IDS: Final = (EXTERNAL_ID, "external id")
 INTEGERS: Final = (SEQ, *_EXTERNAL_IDS)
-#: Values in such a column: ``ABSENT`` if the event has no such argument, ``NO_INTEGER`` if the
-#: argument is no whole number from 0 to 2^62 - 1.
+#: Value in such a column if the event lacks the argument.
 ABSENT: Final = -1
+#: Value in such a column if the argument is not a whole number from 0 to 2^62 - 1.
 NO_INTEGER: Final = -2
-#: A value that the C++ scanner could not decide, because a text may hold digits outside of ASCII.
+#: Value that the C++ scanner returns if Python must parse the argument, such as non-ASCII digits.
 UNDECIDED: Final = -3
 _MOST_INTEGER: Final = 1 << 62
 _WITHOUT_REFERENCES: Final = 2
 
 
 class Event(NamedTuple):
-    """A communication kernel, a c10d operator or an annotated range of the host, with its name."""
+    """A communication kernel, an operator of c10d or an annotated range of the host."""
 
     name: str
     begin_ns: int
@@ -48,11 +48,11 @@ class EventTexts:
     """Names and arguments of all traces of a job, each with an index."""
 
     def __init__(self) -> None:
-        """Begins without any name or arguments."""
+        """Begins without names and arguments."""
         self.names: list[str] = []
-        #: Arguments without ``INTEGERS``; not to be changed.
+        #: Arguments without ``INTEGERS``. They must not be changed.
         self.arguments: list[dict[str, Any]] = []
-        #: Results that readers compute from the indices, by a key that identifies the result.
+        #: Cache for results that readers compute from the indices.
         self.known: dict[Any, Any] = {}
         self._number_of_name: dict[str, int] = {}
         self._number_of_arguments: dict[bytes, int] = {}
@@ -100,7 +100,7 @@ class EventTable(NamedTuple):
     external_id: Ints
 
     def rows(self, chosen: Ints | Mask | slice) -> EventTable:
-        """Returns the table of some rows."""
+        """Returns a table with some of the rows."""
         return EventTable(*(column[chosen] for column in self))
 
 
@@ -108,14 +108,14 @@ _EMPTY: Final = EventTable(*(np.zeros(0, np.int64) for _ in EventTable._fields))
 
 
 def joined(tables: Sequence[EventTable]) -> EventTable:
-    """Returns one table with the rows of several."""
+    """Joins several tables into one."""
     if len(tables) == 1:
         return tables[0]
     return EventTable(*map(np.concatenate, zip(*tables, strict=True))) if tables else _EMPTY
 
 
 class NamedEvents(Sequence[Event]):
-    """A list of events, kept as columns; an event is made when it is requested."""
+    """A list of events, kept as columns."""
 
     def __init__(self, texts: EventTexts) -> None:
         """Makes an empty list."""
@@ -145,7 +145,7 @@ class NamedEvents(Sequence[Event]):
             self.append(event)
 
     def add(self, table: EventTable) -> None:
-        """Adds events in columns."""
+        """Adds the events of a table."""
         self._flush()
         self._parts.append(table)
         self._events = None
@@ -226,7 +226,6 @@ class NamedEvents(Sequence[Event]):
             self._parts.append(EventTable(*np.array(rows, np.int64).T))
 
     def _row(self, event: Event) -> tuple[int, ...]:
-        """Returns the columns' values of an event."""
         given = event.arguments
         seq, *ids = (whole_number(given[key]) if key in given else ABSENT for key in INTEGERS)
         external_id = next((number for number in ids if number != ABSENT), ABSENT)
@@ -236,7 +235,7 @@ class NamedEvents(Sequence[Event]):
 
 
 def named_events(texts: EventTexts, events: Iterable[Event]) -> NamedEvents:
-    """Returns a list of these events."""
+    """Makes a list of events."""
     made = NamedEvents(texts)
     made.extend(events)
     return made
@@ -249,7 +248,7 @@ def external_ids(integers: Ints) -> Ints:
 
 
 def whole_number(value: Any) -> int:
-    """Returns a whole number, also from a text; ``NO_INTEGER`` for any other value."""
+    """Converts a number or text to a whole number; ``NO_INTEGER`` for any other value."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and 0 <= value < _MOST_INTEGER else NO_INTEGER

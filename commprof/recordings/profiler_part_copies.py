@@ -1,8 +1,8 @@
-"""Copies with which gloo ends a reduce-scatter.
+"""Finds the copies with which gloo ends a reduce-scatter.
 
 gloo runs a reduce-scatter as an all-reduce of the whole input. ``Work.wait`` then copies the rank's
-part of the sum into the output, on the thread that waits: ``aten::chunk``, then ``aten::copy_``. So
-the call is complete, and the thread goes on, when this copy is done.
+part of the sum into the output, on the waiting thread (``aten::chunk``, then ``aten::copy_``). The
+reduce-scatter is complete only when this copy is done.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def end_with_part_copies(
 
     Args:
         events: the trace's events.
-        calls: calls, whose ends are moved.
-        of_sums: for each reduce-scatter that the backend ran as another operation, the thread of
-            its operator, the operator's end, and its index in ``calls``.
+        calls: the calls; their ends are changed in this list.
+        of_sums: for each reduce-scatter that the backend ran as another operation: thread of its
+            operator, end of its operator, and index in ``calls``.
 
     Returns:
         The copies, each from the begin of ``aten::chunk``, tagged with the thread.
@@ -46,10 +46,13 @@ def end_with_part_copies(
 
 
 def _copies(events: ProfilerEvents, thread: int, since_ns: Ints) -> Sequence[tuple[int, int, int]]:
-    """Returns the copies with which a thread goes on after the times ``since_ns``.
+    """Returns the copies that a thread runs directly after the times ``since_ns``.
 
-    A copy counts if the first event that the thread begins after such a time is ``aten::chunk``,
-    and the next event is the copy. Each is returned as: index in ``since_ns``, begin, and end.
+    A copy counts if the thread's first event after such a time is ``aten::chunk`` and the copy is
+    the next event.
+
+    Returns:
+        For each copy: index in ``since_ns``, begin of ``aten::chunk``, and end of the copy.
     """
     begin, end = events.operators.of_tag(thread)
     if not events.chunked_ns or not len(begin):

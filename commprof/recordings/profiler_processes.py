@@ -1,10 +1,10 @@
-"""Events without a category, which only the name of their process describes.
+"""Reads events without a category. The name of their process shows what they are.
 
-Ascend's profiler (torch_npu, msprof) writes one Chrome trace of the host and of the NPU. What ran
-on the NPU has no category, but the name of its process tells what it is. "Overlap Analysis" has the
-moments in which an operator computed, "HCCL" (in newer versions "Communication") the collectives,
-and "Ascend Hardware" every task of a stream, of which only the copies are used. The trace does not
-tell the sizes of groups. Phases of the NPU's work are not read.
+Ascend's profiler (torch_npu, msprof) writes one Chrome trace for the host and the NPU. Events of
+the NPU have no category. Process "Overlap Analysis" has the times in which an operator computed.
+Process "HCCL" (in newer versions "Communication") has the collectives. Process "Ascend Hardware"
+has every task of a stream; commprof reads only the copies. The trace does not show the sizes of
+groups.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _COMMUNICATION: Final = ("HCCL", "Communication")
 _TASKS: Final = "Ascend Hardware"
 #: Name of a collective: operation, group, number in the group, then a number of HCCL's own.
 _COLLECTIVE: Final = re.compile(r"hcom_([A-Za-z]+)_+(\d+)_\d+_\d+")
-#: c10d's words for HCCL's operations, where they differ.
+#: c10d's names of HCCL's operations, where the names differ.
 _WORDS: Final = {"receive": "recv", "alltoallvc": "alltoallv", "batchSendRecv": "sendrecv"}
-#: Operations whose ``count`` is that of the input's elements.
+#: Operations whose ``count`` is the number of elements of the input.
 _COUNT_OF_INPUT: Final = ("allReduce", "allGather", "broadcast", "reduce", "send", "receive")
-#: No collective has as many elements.
+#: Counts of elements from this number on are ignored.
 _MOST_ELEMENTS: Final = 1 << 48
 #: Names of element types in torch, by HCCL's names.
 _TYPES: Final = {
     **{"FP64": "Double", "FP32": "Float", "FP16": "Half", "BFP16": "BFloat16"},
     **{"INT64": "Long", "INT32": "Int", "INT16": "Short", "INT8": "Char", "UINT8": "Byte"},
 }
-#: Process ids in traces of torch before 1.8, which have no names of processes.
+#: Process ids in traces of torch before 1.8. Such traces do not name their processes.
 _BEFORE_KINETO: Final = ("CPU functions", "CUDA functions")
 #: First parts of the names of XLA's processes.
 _OF_XLA: Final = ("/device:", "/host:")
@@ -42,7 +42,7 @@ _COPY_WITHIN: Final = "SDMA"
 
 
 class Processes:
-    """Names of a trace's processes, and what their events without a category tell."""
+    """Names of a trace's processes, which show the kinds of events without a category."""
 
     def __init__(self) -> None:
         """Begins without names."""
@@ -65,7 +65,7 @@ class Processes:
         return list(dict.fromkeys(self._names.values()))
 
     def kind_of(self, event: dict[str, Any]) -> tuple[EventKind, dict[str, Any]]:
-        """Returns the kind of an event without a category, and its arguments in torch's words."""
+        """Returns the kind of an event without a category, and its arguments with torch's names."""
         name, pid, arguments = event.get("name"), event.get("pid"), event.get("args")
         if pid in _BEFORE_KINETO:
             self._names.setdefault(pid, pid)
@@ -102,7 +102,7 @@ def _communication(
 
 
 def written_by(processes: Sequence[str]) -> str:
-    """Returns a clause on the program that wrote a trace with these processes; empty for none."""
+    """Returns a clause that says which program wrote a trace; empty if there are no processes."""
     if not processes:
         return ""
     named = ", ".join(printable(name[:40]) for name in processes[:_MOST_NAMED])
@@ -112,4 +112,4 @@ def written_by(processes: Sequence[str]) -> str:
         return (
             "it is a trace of torch's profiler without Kineto; record with torch.profiler.profile"
         )
-    return f"it is no trace of torch.profiler: its processes are {named}"
+    return f"it is not a trace of torch.profiler: its processes are {named}"

@@ -1,8 +1,8 @@
-"""Converts one torch.profiler trace to the trace that commprof's capture would have written.
+"""Converts one torch.profiler trace to a trace in commprof's own form.
 
-A communication kernel counts as issued when it begins, because its rank has then arrived, and as
-complete when it ends. The training thread counts as waiting while such a kernel runs and the device
-runs no other kernel and no copy within the device, on any stream.
+A communication kernel counts as issued when it begins, and as complete when it ends. The training
+thread counts as waiting while the device runs communication, but no other kernel and no copy within
+the device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Ints = npt.NDArray[np.int64]
 
 #: Name of the group for calls whose group is not recorded.
 UNNAMED_GROUP: Final = "unnamed"
-#: Folder into which Ascend's profiler writes; the folder above has the name that the job gave.
+#: Folder into which Ascend's profiler writes. The job chooses the name of the folder above it.
 _OF_ASCEND: Final = "ASCEND_PROFILER_OUTPUT"
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|trainer|gpu)[-_= ]?(\d{1,6})(?!\d)|(?:^|[-_.])r?(\d{1,4})(?=\.)", re.I
@@ -61,7 +61,7 @@ _RANK_IN_NAME = re.compile(
 _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
 #: Folder names of Ascend's handler: host, process and time, without a rank.
 _PROCESS_OF_ASCEND = re.compile(r"_\d+_\d{9,}_ascend_pt$")
-#: Name of the file with facts on the rank; the file lies beside the folder ``_OF_ASCEND``.
+#: Name of a file beside the folder ``_OF_ASCEND``; the name contains the rank.
 _INFO_OF_ASCEND = re.compile(r"profiler_info_(\d{1,6})\.json")
 
 
@@ -80,26 +80,28 @@ class RankRecording:
     work: Intervals
     #: Times of the training thread, if only the host was recorded.
     host: HostWork
-    #: True if the rank was read from the file's name; it may then be the rank within one host.
+    #: True if the rank was read from the file's name; the rank may then count within one host.
     by_name: bool = False
     problems: list[str] = field(default_factory=list)
-    #: Begins of the files' windows of time, if several files were joined; empty for a single file.
+    #: Time at which each file begins, if several files were joined; empty for a single file.
     windows_ns: tuple[int, ...] = ()
     #: True if a device computed and the host transferred: the calls then have the host's times.
     by_host: bool = False
-    #: False if nothing in the job's recordings tells how many ranks it has.
+    #: True if the number of ranks of the job is known.
     job_size_known: bool = True
 
 
 def recorded_rank(name: str, events: ProfilerEvents, beside: int | None = None) -> RankRecording:
-    """Makes the recording of one rank from its file alone.
+    """Makes the recording of one rank from its trace.
 
-    ``beside``: the rank according to other files in the folder; it counts if the trace itself does
-    not hold its rank.
+    Args:
+        name: the file's name.
+        events: the events of the trace.
+        beside: the rank according to another file in the folder; used if the trace does not name
+            its rank.
 
     Raises:
-        TraceError: the file has neither communication nor kernels nor operators, or has those of
-            several ranks.
+        TraceError: the trace has no usable events, or has events of several processes.
     """
     if len(events.of_host) > 1:
         raise TraceError(
@@ -202,7 +204,6 @@ def trace_of(
 
 
 def _activity(recording: RankRecording, computing: Stretches) -> DeviceActivity | None:
-    """Returns the kernels and copies of the device; None if only the host was recorded."""
     if recording.device is None:
         return None
     return DeviceActivity(
@@ -267,7 +268,10 @@ def _tells_root(kind: Call) -> bool:
 
 
 def _device(events: ProfilerEvents) -> int | None:
-    """Returns the device with most communication kernels, else most kernels; None if none ran."""
+    """Returns the device with the most communication kernels; None if there are no kernels.
+
+    Without communication kernels, all kernels are counted.
+    """
     devices = events.communication.table.device
     if not len(devices):
         devices = np.array(events.kernels.device, np.int64)
@@ -356,7 +360,7 @@ def _completions(recording: RankRecording, calls: Records) -> Records:
 
 
 def _waits(calls: Records, recording: RankRecording, waiting: HostWaiting, thread: int) -> Records:
-    """Makes wait records: communication that no other work overlapped, split at step boundaries."""
+    """Makes records of waits: times of exposed communication, split at step boundaries."""
     of_call, begin_ns, end_ns = recording.calls.transfers()
     row, alone = each_once(
         np.concatenate((begin_ns, waiting.late.begin_ns)),
@@ -384,7 +388,7 @@ def _step_records(steps: FoundSteps, thread: int) -> Records:
 
 
 def _phase_records(recording: RankRecording, computing: Stretches, thread: int) -> Records:
-    """Makes records of a step's phases; if kernels were recorded, idle time is in no phase."""
+    """Makes records of the phases of steps; idle time of a device belongs to no phase."""
     phase, when = find_phases(recording.events, recording.work, recording.device)
     if recording.device is not None:
         row, when = rows_within(when, computing)
@@ -415,8 +419,7 @@ def _backend(recording: RankRecording) -> str:
 def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
     """Returns the process groups by id, and each call's group id.
 
-    Calls whose group is not known count as calls of a group without a name; its size is 0 if the
-    calls do not tell the size.
+    Calls whose group is not known belong to a group without a name.
     """
     backend, only = _backend(recording), _only_group(recording.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}
@@ -441,7 +444,7 @@ def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints
 
 
 def _only_group(about: dict[str, Any]) -> tuple[str, str]:
-    """Returns name and description of the process group if ``about`` lists exactly one.
+    """Returns name and description of the process group if ``about`` lists exactly one group.
 
     Otherwise, the name is ``UNNAMED_GROUP`` and the description is empty.
     """

@@ -1,10 +1,9 @@
-"""Reads the events of torch.profiler traces with the C++ scanner, many at once.
+"""Reads the events of torch.profiler traces with the C++ scanner.
 
 The scanner returns the events of a piece of text as columns, with indices in place of names. The
-kind of an event (:mod:`profiler_kinds`) is determined once for each name, and the columns are
-sorted with numpy. Only events that keep their names become objects. The scanner stops in front of
+kind of an event (:mod:`profiler_kinds`) is determined once for each name. The scanner stops before
 an event that is written in an unusual way; :mod:`profiler_events` reads such an event with Python's
-json instead.
+json.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Ints = npt.NDArray[np.int64]
 #: Arguments that are kept and are not columns.
 _KEPT: Final = tuple(key for key in KEPT_ARGUMENTS if key not in INTEGERS)
 _UNKNOWN: Final = -1
-#: If there are more names, values or arguments than this, all are forgotten before the next trace.
+#: A scanner with more names, values or arguments than this is emptied before the next trace.
 _MOST_TEXTS: Final = 200_000
 
 
@@ -55,7 +54,6 @@ def _mask(kinds: Collection[EventKind]) -> npt.NDArray[np.bool_]:
     return np.array([kind in kinds for kind in EventKind], np.bool_)
 
 
-#: For each column, the kinds that are kept in it.
 _KINDS_IN: Final = {
     place: [kind for kind in EventKind if COLUMN_OF.get(kind) == place]
     for place in dict.fromkeys(COLUMN_OF.values())
@@ -67,8 +65,6 @@ _CATEGORY_CODES: Final = np.array([int(category) for category in CATEGORIES.valu
 
 
 class _Columns(NamedTuple):
-    """Columns of the last scan, each copied from the scanner once."""
-
     name: Ints
     begin_ns: Ints
     end_ns: Ints
@@ -79,10 +75,9 @@ class _Columns(NamedTuple):
 
 
 class TraceScanner:
-    """The C++ scanner, and facts on the names and values that it has seen.
+    """The C++ scanner, with the names and arguments of the events that it has read.
 
-    One scanner reads the traces of a job, one after the other, because events of all ranks have the
-    same names.
+    One scanner reads all traces of a job, because events of all ranks have the same names.
     """
 
     def __init__(self) -> None:
@@ -100,18 +95,17 @@ class TraceScanner:
             list(CATEGORIES), list(_KEPT), list(INTEGERS), COLLECTIVE
         )
         self._names: list[str] = []
-        #: Kind by category, is_collective and name; -1 if not known yet.
+        #: Kind of event, by [2 * category + is_collective, name]; -1 if not known yet.
         self._kinds = np.full((2 * len(Category), 0), _UNKNOWN, np.int8)
         self._values: list[Any] = []
-        #: Names and arguments of all traces, each with an index.
         self.texts = EventTexts()
-        #: By the scanner's index of a name: the name's index in ``texts``. The next attribute has
-        #: the indices of arguments in the same way.
+        #: Index of a name in ``texts``, by the scanner's index of the name.
         self._name_in_texts = np.zeros(0, np.int64)
+        #: Index of arguments in ``texts``, by the scanner's index of the arguments.
         self._arguments_in_texts = np.zeros(0, np.int64)
 
     def begin_trace(self) -> None:
-        """Forgets names and values if they are many."""
+        """Forgets all names and arguments if there are too many."""
         counts = len(self._names), len(self._values), len(self._arguments_in_texts)
         if max(counts) > _MOST_TEXTS:
             self._begin()
@@ -122,7 +116,7 @@ class TraceScanner:
         return self._scanner.is_unusual
 
     def scan(self, text: str, at: int, events: ProfilerEvents) -> int:
-        """Keeps the events from a position on; returns the position where the scan stopped."""
+        """Reads the events from a position on; returns the position where the scan stopped."""
         scanner = self._scanner
         until = scanner.scan(text, at)
         for number, process in scanner.processes:
@@ -218,7 +212,6 @@ class TraceScanner:
         events.keep(LIST_OF[kind], table)
 
     def _learn_arguments(self) -> None:
-        """Gives indices to new combinations of arguments."""
         new = self._scanner.combinations(len(self._arguments_in_texts))
         if not new:
             return
@@ -239,7 +232,7 @@ class TraceScanner:
 
 
 def trace_scanner() -> TraceScanner | None:
-    """Returns a scanner; None if commprof's C++ module is missing: then Python reads the events."""
+    """Returns a scanner; None if commprof's C++ module is missing."""
     try:
         return TraceScanner()
     except ImportError:

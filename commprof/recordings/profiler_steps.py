@@ -1,9 +1,9 @@
-"""Steps, phases and DDP's backward passes of a torch.profiler trace, on the trace's own clock.
+"""Finds the steps, the phases and DDP's backward passes in a torch.profiler trace.
 
-torch.profiler does not record backward passes. A bucket counts as ready when the kernels launched
-before its all-reduce are complete; with gloo, when the all-reduce's operator begins. DDP counts as
-waiting from the last kernel or operator of a backward pass until the pass's last bucket is
-complete; copying buckets back belongs to the next part of the step.
+torch.profiler does not record when a gradient bucket is ready, or when DDP waits. A bucket counts
+as ready when the kernels launched before its all-reduce are complete. With gloo, it counts as ready
+when the all-reduce begins. DDP counts as waiting after the last kernel or operator of a backward
+pass, until the pass's last bucket is complete.
 """
 
 from __future__ import annotations
@@ -35,16 +35,14 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _FORWARD = re.compile(
     r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward|#* ?forward|PP:\d+F", re.I
 )
-#: First part of the name of the range that torch puts around an optimizer's update.
 _UPDATE: Final = "Optimizer.step#"
 _OPTIMIZER = re.compile(r"Optimizer\.step#|#* ?optimizer", re.I)
 _BACKWARD = re.compile(r"#* ?backward|PP:\d+[BIW]\d|FSDP::(?:pre_|post_|root_post_)?backward", re.I)
-#: Ranges with which FSDP2 marks the begin and the end of a module's forward pass.
 _FSDP_BEGINS, _FSDP_ENDS = ("FSDP::root_pre_forward", "FSDP::pre_forward"), "FSDP::post_forward"
 _DATA = re.compile(r"enumerate\(DataLoader\)")
-#: Largest number of calls per step that is tried for a recording in which no step is marked.
+#: If no step is marked, repeating sequences of up to this many calls are searched for.
 _LONGEST_PERIOD: Final = 5000
-#: Calls repeat if at least this share of them is equal to the call one period earlier.
+#: Smallest share of the calls that must equal the call one period earlier.
 _REPEATED: Final = 0.95
 
 
@@ -82,27 +80,30 @@ def _is_data(name: str) -> bool:
 
 @dataclass(frozen=True)
 class FoundSteps:
-    """Indices, begins and ends of steps in order, and how the steps were found."""
+    """Steps of a recording, in order."""
 
     number: Ints
     begin_ns: Ints
     end_ns: Ints
-    #: A sentence on how the steps were found; empty if the script's profiler marked the steps.
+    #: A sentence on how the steps were found; empty if the script marked the steps.
     said: str
-    #: True if each step is from one update of an optimizer to the next.
+    #: True if each step lasts from one update of an optimizer to the next update.
     by_updates: bool = False
 
     @property
     def repeats(self) -> bool:
         """True if the steps may not be training steps.
 
-        They were then found from repeating calls, or the whole recording counts as one step.
+        The steps are then sequences of repeating calls, or the whole recording counts as one step.
         """
         return bool(self.said) and not self.by_updates
 
 
 def find_steps(events: ProfilerEvents, calls: CallColumns, busy: Stretches) -> FoundSteps:
-    """Finds steps from ProfilerStep, the optimizer or repeating calls; else there is one step.
+    """Finds the steps of a trace.
+
+    Steps follow from marks (ProfilerStep), from updates of an optimizer, or from repeating calls.
+    Without these, the whole recording counts as one step.
 
     Args:
         events: the trace's events.
@@ -129,7 +130,6 @@ def find_steps(events: ProfilerEvents, calls: CallColumns, busy: Stretches) -> F
 
 
 def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
-    """Returns the step marks of the thread with most marks, in order, without duplicates."""
     threads = Counter(event.thread for event in marked)
     most = max(threads, key=lambda thread: threads[thread], default=0)
     found: list[Event] = []
@@ -141,16 +141,15 @@ def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
 
 
 def _updates(events: ProfilerEvents) -> list[int]:
-    """Returns the ends of the updates of one optimizer, each of which ends a step.
+    """Returns the ends of the updates of one optimizer. Each of these updates ends a step.
 
-    Of nested updates, only the outermost counts. An update inside a backward pass does not count:
-    it belongs to a script with an optimizer per parameter.
+    An update inside another update does not count. An update inside a backward pass does not count
+    either: the script then has an optimizer per parameter.
 
-    Optimizers are distinguished by the name of their class. Optimizers of one class are numbered by
-    their turn: the first to update after a backward pass, the second, and so on. A CUDA graph hides
-    backward passes, so the turns also start again after as many updates as the class usually makes
-    between two passes. The returned updates are those of the optimizer with most updates; if
-    several have equally many, of the one that updates first.
+    Optimizers of different classes are distinguished by the name of the class. Optimizers of one
+    class are numbered by their order after a backward pass. A CUDA graph hides backward passes, so
+    the numbers also start again after the usual number of updates between two passes. The optimizer
+    with most updates is chosen.
     """
     ranges = events.ranges.named(_is_update)
     ranges.sort(key=lambda e: (e.begin_ns, -e.end_ns))
@@ -158,7 +157,6 @@ def _updates(events: ProfilerEvents) -> list[int]:
         np.array([getattr(e, name) for e in ranges], np.int64)
         for name in ("begin_ns", "end_ns", "thread")
     )
-    # An update may also contain a backward pass: it then does not end inside of the pass.
     inside = _in_backward(events, end, thread)
     backward_ns = np.sort(np.frombuffer(events.backward.begin_ns, np.int64))
     passes = np.searchsorted(backward_ns, begin).tolist()
@@ -185,14 +183,13 @@ def _updates(events: ProfilerEvents) -> list[int]:
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
     begin_ns = np.maximum.accumulate(np.array(begin, dtype=np.int64))
     end_ns = np.array(end, dtype=np.int64)
-    # Ends are rounded, so an end that lies after the next begin is moved back to that begin.
+    # Times are rounded, so a step may seem to end after the next step has begun.
     end_ns[:-1] = np.minimum(end_ns[:-1], begin_ns[1:])
     kept = end_ns > begin_ns
     return FoundSteps(_rising(np.array(number, np.int64)[kept]), begin_ns[kept], end_ns[kept], said)
 
 
 def _rising(number: Ints) -> Ints:
-    """Returns increasing step numbers: continues the count where the file's count starts again."""
     back = np.concatenate(([False], np.diff(number) <= 0))
     shift = np.where(back, np.roll(number, 1) + 1 - number, 0)
     return number + np.cumsum(shift)
@@ -203,10 +200,9 @@ def _between(moments: Sequence[int], said: str) -> FoundSteps:
 
 
 def _period(calls: Sequence[tuple[str, str, int]]) -> int:
-    """Returns the number of calls after which the calls repeat; 0 if they do not.
+    """Returns the number of calls after which the calls repeat; 0 if the calls do not repeat.
 
-    The calls must hold three such periods or more, and 95 % of the calls must equal the call one
-    period earlier.
+    There must be at least three periods.
     """
     _, codes = np.unique([repr(call) for call in calls], return_inverse=True)
     codes = codes.reshape(-1)
@@ -218,10 +214,10 @@ def _period(calls: Sequence[tuple[str, str, int]]) -> int:
 
 
 def bucket_rows(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) -> tuple[Ints, Ints]:
-    """Returns the rows of the calls that are DDP's gradient buckets, and their steps.
+    """Returns the rows of the calls that are DDP's gradient buckets, and the step of each row.
 
-    Buckets are the all-reduces that are launched while a backward pass runs an operator. Both
-    arrays are empty if the trace has no forward of DistributedDataParallel.
+    A bucket is an all-reduce that was launched during an operator of a backward pass. If the trace
+    has no forward pass of DDP, there are no buckets.
     """
     none = np.zeros(0, dtype=np.int64)
     if not events.ranges.any_named(_is_forward_of_ddp):
@@ -236,7 +232,6 @@ def bucket_rows(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) -
 
 
 def _in_backward(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> npt.NDArray[np.bool_]:
-    """For each time, True if its thread ran an operator of a backward pass then."""
     tag = np.frombuffer(events.backward.tag, np.int64)
     begin, end = (
         np.frombuffer(getattr(events.backward, name), np.int64) for name in ("begin_ns", "end_ns")
@@ -260,7 +255,10 @@ def _elements(kind: Call) -> int:
 
 
 def find_buckets(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) -> str:
-    """Describes a step's DDP gradient buckets in a sentence; empty if steps differ or have none."""
+    """Returns a sentence on the DDP buckets of a step.
+
+    The sentence is empty if there are no buckets, or if the buckets differ between steps.
+    """
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:
         return ""
@@ -276,11 +274,10 @@ def find_buckets(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) 
 def find_phases(
     events: ProfilerEvents, work: Intervals, device: int | None
 ) -> tuple[Ints, Stretches]:
-    """Returns phases and their times, from the work between collectives.
+    """Returns the intervals of the phases: a phase per interval, and the times.
 
-    Successive kernels of the same phase give one interval, from the start of the first kernel to
-    the end of the last one. The phase of a kernel follows from the time and thread of its launch.
-    The phase of an operator follows from the operator's time and thread.
+    Successive kernels or operators of one phase form one interval. A kernel belongs to the phase in
+    which the host launched the kernel.
 
     Args:
         events: the trace's events.
@@ -339,7 +336,6 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
 
 
 def _forward_of_fsdp(events: ProfilerEvents) -> dict[int, Stretches]:
-    """Returns FSDP2's forward passes by thread, from the root's start to the last module's end."""
     marks = events.ranges.named(_is_of_fsdp)
     if not marks:
         return {}
@@ -387,9 +383,9 @@ def pass_records(
     device: int | None,
     thread: int,
 ) -> Records | None:
-    """Makes the backward-pass records that capture would have written.
+    """Makes records of backward passes in the form that capture writes.
 
-    None if there are no DDP buckets, or if the time of one of them is not known.
+    Returns None if there are no DDP buckets, or if the time of a bucket is not known.
     """
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0 or not calls.timed[rows].all():
@@ -419,7 +415,7 @@ def pass_records(
 
 
 def with_passes(trace: Trace) -> Trace:
-    """Adds to a trace the records of its backward passes, as if capture had recorded them."""
+    """Returns the trace with the records of its backward passes among the other records."""
     if trace.passes is None:
         return trace
     records, passes = trace.records.copy(), trace.passes
@@ -443,11 +439,9 @@ def _record(kind: Kind, time_ns: int, op_id: int) -> Records:
 def _ready_ns(
     events: ProfilerEvents, buckets: Sequence[Call], work: Intervals, device: int | None
 ) -> Ints:
-    """Returns the time in ns at which each bucket was ready to be sent.
+    """Returns the time in ns at which each bucket was ready (see the module's docstring).
 
-    On a device, this is the end of the kernels that were launched before the bucket's all-reduce,
-    or the start of the all-reduce if that is earlier. Without a device, it is the start of the
-    all-reduce.
+    A bucket was ready at the latest when its all-reduce began.
     """
     begin_ns = np.array([call.begin_ns for call in buckets], dtype=np.int64)
     if device is None:

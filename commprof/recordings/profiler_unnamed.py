@@ -1,8 +1,8 @@
-"""Finds the kernels of communication of backends whose kernels have no known names.
+"""Finds the communication kernels of backends whose kernel names are not known.
 
-The kernels of NCCL, RCCL, oneCCL and others are known by their names, or by the arguments of c10d
-that were recorded with them. Kernels of a backend outside of torch are known only by the
-range in which they were launched, such as ``hccl:all_reduce``.
+Kernels of NCCL, RCCL, oneCCL and some others are recognised by name. The kernels of a backend
+outside of torch are recognised by the range in which the host launched the kernels. An example of
+such a range is ``hccl:all_reduce``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from commprof.trace.stretches import stretches
 
 
 def with_unnamed_communication(events: ProfilerEvents) -> ProfilerEvents:
-    """Marks as communication the kernels that a backend outside of torch launched.
+    """Moves the kernels of a backend outside of torch from ``kernels`` to ``communication``.
 
-    Returns the events with these kernels moved from ``kernels`` to ``communication``. Returns the
-    same events if there are no such kernels, or if the trace has kernels of communication with
-    known names.
+    If the trace already has kernels of communication, nothing changes.
     """
     rows, of_ranges = events.backend_range_rows, events.ranges
     of_torch = of_ranges.texts.mask(is_backend_of_torch)[of_ranges.table.name[rows]]

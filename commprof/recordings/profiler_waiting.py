@@ -1,17 +1,17 @@
-"""When the training thread of a recording without device kernels waited for collectives.
+"""Finds when the training thread waited for collectives, in a recording without device kernels.
 
-A thread that waits records nothing, and goes on when the collective is complete. Take two
-successive begins or ends of the thread's events. If collectives were completed between them, the
-thread waited until the last of these was complete, and then ran Python; otherwise it did not wait.
+A thread that waits records nothing. So the thread's events have gaps. If no collective was
+completed in a gap, the thread ran Python during the gap. If collectives were completed in a gap,
+the thread waited until the last completion, and then ran Python.
 
-If no CPU core is free for the thread, it goes on late after a collective, and counts as waiting
-until it goes on. If an operator waited, its end tells when the thread went on. If the thread waited
-outside of operators, it then ran Python until its next event: the time from the collective's end to
-this event is about the same at the same call of each step, and longer if the thread has to wait for
-a core. So the part of this time beyond its median over the steps counts as waiting, unless the part
-is too long for a wait for a core. If the time since the thread's previous event varies less than
-the time since the collective's end, the thread did not wait for this end, and no time after this
-end counts as waiting.
+If no CPU core is free, the thread goes on late after a completion. This delay also counts as
+waiting. If an operator waited, the operator's end shows when the thread went on. Otherwise the
+delay is estimated. The time from the completion to the thread's next event is compared over all
+steps. Time beyond the median counts as the delay, unless this delay is longer than a wait for a
+core can be.
+
+The time since the thread's previous event may vary less than the time since the completion. Then
+the thread did not wait for this completion, and no delay is assumed.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from commprof.trace.stretches import Stretches, between, outside, stretches, uni
 Ints = npt.NDArray[np.int64]
 
 _NEVER: Final = np.iinfo(np.int64).max
-#: Longest delay after a collective's end that counts as a wait of the thread for a core.
+#: Longest delay that can be a wait for a CPU core.
 _LONGEST_DELAY_NS: Final = 10_000_000
-#: Smallest number of steps that tell how long Python usually runs after a call.
+#: Smallest number of steps from which the usual time in Python after a call is estimated.
 _FEWEST_STEPS: Final = 4
 
 
 @dataclass(frozen=True)
 class HostWaiting:
-    """When a rank did not wait for communication, and when it still waited after a call's end."""
+    """Times in which a rank waited for communication, or did not wait."""
 
-    #: Times in which the rank did not wait: they hide communication.
+    #: Times in which the rank did not wait. Communication in these times is hidden.
     hiding: Stretches
-    #: Rows of calls, one for each interval in ``late``, the next field. In this interval, after the
-    #: call's end, the thread still waited for the call.
+    #: Row of the call for each interval in ``late``.
     row: Ints
+    #: Time from the end of a call until the thread that waited for the call went on.
     late: Stretches
 
 
 def only_hidden(hiding: Stretches) -> HostWaiting:
-    """Returns the result for a rank whose waiting ends when the communication ends."""
+    """Returns the result for a rank that goes on at the end of each call."""
     nothing = np.zeros(0, np.int64)
     return HostWaiting(hiding, nothing, Stretches(nothing, nothing))
 
@@ -61,17 +61,16 @@ def host_waiting(
 ) -> HostWaiting:
     """Finds when the training thread worked or ran Python, and when it waited for a collective.
 
-    The range of a collective may end a little after the thread that waited for it went on: by at
-    most 0.1 ms, and by no longer than the thread waited.
+    A thread that waits for a collective may go on before the collective's range ends. The
+    difference is at most 0.1 ms.
 
-    A thread that copies a bucket back for DDP has waited for this bucket. So if such a copy follows
-    a gap between two of the thread's events, the thread has waited in the whole gap in these cases:
+    DDP copies a bucket back after waiting for the bucket. So if such a copy follows a gap between
+    two events of the thread, the whole gap counts as waiting in these cases:
 
-    - No collective was completed in the gap, and one is in flight: gloo's thread lacked a core and
+    - A collective is in flight, and none was completed in the gap. gloo's thread lacked a core, and
       recorded the completion late.
-    - gloo's thread is still within the callbacks of a collective: the thread has waited for what
-      the callbacks compute, such as the rest of PowerSGD's hook. Only after its callbacks does
-      gloo's thread end the range.
+    - gloo's thread runs the callbacks of a collective, such as those of PowerSGD's hook. gloo's
+      thread ends the collective's range only after the callbacks.
     """
     work = stretches(
         np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)
@@ -80,8 +79,8 @@ def host_waiting(
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
-    # A call lasts until the end of all that the backend's thread ran within the call's range,
-    # because other threads wait for all of it.
+    # A call ends when the backend's thread has ended all of its work in the call's range, because
+    # other threads wait for all of this work.
     times = [
         (until_ns, call.begin_ns, row)
         for row, call in enumerate(calls)
@@ -90,7 +89,6 @@ def host_waiting(
     ends, begins, rows = np.array(sorted(times), dtype=np.int64).reshape(-1, 3).T
     following = np.searchsorted(ends, until, side="right")
     last = np.concatenate(([0], ends))[following]
-    # The range of a collective in flight during the whole gap may have ended a little late.
     end_ns, begin_ns = (np.append(moments, _NEVER)[following] for moments in (ends, begins))
     late = end_ns - until <= np.minimum(until - since, CLOSED_LATE_NS)
     copies = np.sort(np.frombuffer(copied_back_ns, np.int64)) if copied_back_ns else ends[:0]
@@ -106,7 +104,6 @@ def host_waiting(
         next_ns - done_ns, next_ns - since[delayed], _calls_of_steps(calls, steps)[row]
     )
     went_on[delayed] = next_ns - in_python_ns
-    # The end of an operator that waits shows when the thread went on.
     of_wait = np.searchsorted(ends, host.waits.end_ns, side="right") - 1
     ended = of_wait >= 0
     ended[ended] = ends[of_wait[ended]] > host.waits.begin_ns[ended]
@@ -122,7 +119,6 @@ def host_waiting(
 
 
 def _in_callbacks(calls: CallColumns, moments: Ints) -> npt.NDArray[np.bool_]:
-    """True for moments at which a backend's thread is within the callbacks of a collective."""
     transferred = [
         (call.end_ns, until_ns)
         for call in calls
@@ -138,7 +134,7 @@ def _in_callbacks(calls: CallColumns, moments: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _calls_of_steps(calls: CallColumns, steps: FoundSteps) -> Ints:
-    """Returns a number for each call; the same call has the same number in each step."""
+    """Numbers the calls. A call that recurs in each step has the same number in each step."""
     step = np.searchsorted(steps.begin_ns, calls.begin_ns, side="right")
     _, first, of_step = np.unique(step, return_index=True, return_inverse=True)
     turn = np.arange(len(calls)) - first[of_step]
@@ -146,12 +142,12 @@ def _calls_of_steps(calls: CallColumns, steps: FoundSteps) -> Ints:
 
 
 def _in_python(since_end_ns: Ints, since_event_ns: Ints, call_of_step: Ints) -> Ints:
-    """Returns how long the thread ran Python before some of its events.
+    """Returns how long the thread ran Python before each of some events.
 
     Args:
         since_end_ns: time from a collective's end to each event.
         since_event_ns: time from the thread's previous event to each event.
-        call_of_step: the same number for events after the same call of each step.
+        call_of_step: number of the collective (see ``_calls_of_steps``) before each event.
     """
     python_ns = since_end_ns.copy()
     for rows in _alike(call_of_step):
@@ -166,6 +162,5 @@ def _in_python(since_end_ns: Ints, since_event_ns: Ints, call_of_step: Ints) -> 
 
 
 def _alike(call_of_step: Ints) -> list[Ints]:
-    """Returns, for each value in ``call_of_step``, the rows that have it."""
     order = np.argsort(call_of_step, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(call_of_step[order])) + 1)

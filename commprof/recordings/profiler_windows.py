@@ -1,4 +1,4 @@
-"""Joins several recordings of one rank, as a profiler's schedule writes them, into one."""
+"""Joins several recordings of one rank into one. A profiler's schedule writes several."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from commprof.recordings.profiler_named import Event, NamedEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
-#: Offset between the ids of successive windows (see ``one_a_rank``), which keeps the ids different:
-#: every process starts again with the same ids.
+#: Offset between the ids of successive windows. The offset keeps the ids different, because each
+#: process starts with the same ids.
 _APART: Final = 1 << 48
 MOST_WINDOWS: Final = 1 << 12
 _END_OF_TIME: Final = 1 << 62
 
 
 def overlap(first: RankRecording, second: RankRecording) -> bool:
-    """True if steps of both recordings ran at the same time."""
+    """True if the steps of the two recordings overlap in time."""
     one, other = first.steps, second.steps
     if not len(one.begin_ns) or not len(other.begin_ns):
         return False
@@ -40,9 +40,10 @@ def overlap(first: RankRecording, second: RankRecording) -> bool:
 
 
 def of_one_process(first: RankRecording, second: RankRecording) -> bool:
-    """True if one process made both recordings: most calls in their common time agree to the ns.
+    """True if one process made the two recordings.
 
-    Without calls in that time, the recordings must have a step that begins at the same ns.
+    Most calls in the time common to the recordings must then have equal begins and ends. If this
+    time has no calls, a step must begin at the same ns in the two recordings.
     """
     begins, ends = first.calls.begin_ns.tolist(), first.calls.end_ns.tolist()
     there = {*zip(begins, ends, strict=True)}
@@ -61,11 +62,11 @@ def of_one_process(first: RankRecording, second: RankRecording) -> bool:
 def one_a_rank(
     recordings: Mapping[int, Sequence[RankRecording]],
 ) -> tuple[dict[int, RankRecording], list[str]]:
-    """Chooses or joins one recording per rank; also returns sentences on left-out recordings.
+    """Returns one recording per rank, and sentences on recordings that were left out or joined.
 
-    A window is one of several recordings of a rank. Windows that begin with the same step on all
-    ranks are joined if step numbers increase from each window to the next. Otherwise the windows
-    may come from several runs of the job, so only each rank's last window is used.
+    If a rank has several recordings, they are called windows. Windows that begin with the same step
+    on all ranks are joined, if step numbers increase from each window to the next. Otherwise the
+    windows may come from several runs of the job, and only the last window of each rank is used.
 
     Args:
         recordings: recordings by rank, sorted by start time.
@@ -74,7 +75,7 @@ def one_a_rank(
     several = sorted(rank for rank, of_rank in windows.items() if len(of_rank) > 1)
     again = sum(len(of_rank) - len(windows[rank]) for rank, of_rank in recordings.items())
     caveat = (
-        [f"left out {counted(again, 'file')}: other files of the same rank hold the same steps"]
+        [f"{counted(again, 'file')} left out: other files of the same rank hold the same steps"]
         if again
         else []
     )
@@ -98,24 +99,20 @@ def one_a_rank(
 
 
 def _distinct(of_rank: Sequence[RankRecording]) -> list[RankRecording]:
-    """Drops recordings whose steps lie within those of another recording."""
     if len(of_rank) == 1 or not all(len(recording.steps.begin_ns) for recording in of_rank):
         return list(of_rank[-1:])
     distinct: list[RankRecording] = []
     for recording in sorted(of_rank, key=lambda one: (one.steps.begin_ns[0], one.steps.end_ns[-1])):
         begin, end = recording.steps.begin_ns[0], recording.steps.end_ns[-1]
         if distinct and begin <= distinct[-1].steps.begin_ns[0]:
-            distinct.pop()  # both begin together, and this recording is not shorter
+            distinct.pop()  # the new recording has the same begin, and does not end earlier
         if not distinct or end > distinct[-1].steps.end_ns[-1]:
             distinct.append(recording)
     return distinct
 
 
 def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
-    """Returns the step numbers at which a window begins on all ranks.
-
-    Empty if the windows cannot be joined.
-    """
+    """Returns the steps with which a window begins on every rank; empty if none can be joined."""
     if not all(
         len(recording.steps.number) for of_rank in windows.values() for recording in of_rank
     ):
@@ -142,9 +139,9 @@ def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
 
 
 def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, until: int) -> None:
-    """Adds the events of ``part`` that begin at ``since`` or later and before ``until``, in ns.
+    """Adds the events of ``part`` that begin in the time from ``since`` to ``until``, in ns.
 
-    ``apart`` is added to their correlation ids and External ids.
+    ``apart`` is added to the ids of the events.
     """
     for name in NAMED:
         named_events: NamedEvents = getattr(whole, name)

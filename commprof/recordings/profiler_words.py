@@ -1,8 +1,8 @@
-"""c10d's words in the names of kernels, ranges, operators and metadata of a torch.profiler trace.
+"""Recognises collectives by the names of kernels, ranges and operators in a torch.profiler trace.
 
-A backend names the range of a collective after itself and the operation, such as
-``gloo:all_reduce`` or ``nccl:_all_gather_base``. Backends outside of torch do the same, so the
-operation's word counts, whatever name stands before it.
+The name of a collective's range consists of the backend and the operation, as in
+``gloo:all_reduce`` or ``nccl:_all_gather_base``. Backends outside of torch follow the same rule, so
+any name of a backend is accepted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 
 from commprof.trace.schema import OPS
 
-#: Word to be found in the lower-case letters of a name, and c10d's name of the operation. The first
-#: match counts, so a word that contains another word comes before that word.
+#: Pairs of a word and c10d's name of the operation. The first word that occurs in the letters of a
+#: name counts. So a long word comes before the shorter words that it contains.
 _OPS_BY_WORD: Final = (
-    # Kernel of FlashInfer that only ends an all-reduce: it is no all-reduce of its own, although
-    # the name of its namespace contains "allreduce".
+    # This kernel of FlashInfer only ends an all-reduce, although the kernel's namespace contains
+    # the word "allreduce".
     ("rmsnormlamport", "other"),
     ("allreducecoalesced", "all_reduce_coalesced"),
     ("allreduce", "all_reduce"),
@@ -26,7 +26,7 @@ _OPS_BY_WORD: Final = (
     ("allgatherbase", "all_gather_into_tensor"),
     ("allgatherinto", "all_gather_into_tensor"),
     ("allgather", "all_gather"),
-    # Kernel of AITER that reduces a part on each rank, and stores it on all of them.
+    # This kernel of AITER reduces a part on each rank, and stores the reduced part on all ranks.
     ("reducescattercrossdevicestore", "all_reduce"),
     ("reducescattertensorcoalesced", "reduce_scatter_tensor_coalesced"),
     ("reducescatterbase", "reduce_scatter_tensor"),
@@ -48,13 +48,12 @@ _OPS_BY_WORD: Final = (
     ("reduce", "reduce"),
 )
 _NO_LETTER = re.compile(r"[^a-z]")
-#: Operations with several forms, which the names of ranges do not distinguish.
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: Backends of torch: all of their ranges are of communication.
+#: Begins of the names of ranges that torch's own backends open. All these ranges communicate.
 _OF_TORCH = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):", re.IGNORECASE)
-#: Words that only names of collectives have; then words that a script may use for a range of its
-#: own.
+#: Words that occur only in names of collectives.
 _SPECIFIC: Final = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|monitored_?barrier"
+#: Words that a script may also use in the names of other ranges.
 _COMMON: Final = r"broadcast|reduce|gather|scatter|barrier|send_?recv|send|recv_?any_?source|recv"
 _OF_ANY = re.compile(
     rf"[a-z]\w*:_?(?:sparse_?)?(?:(?P<specific>{_SPECIFIC})|{_COMMON})"
@@ -66,7 +65,7 @@ _OF_ANY = re.compile(
 
 @lru_cache(maxsize=1 << 12)
 def operation(name: str) -> str:
-    """Maps a name of a kernel, range or metadata entry to c10d's name; "other" if unknown."""
+    """Returns c10d's name of the operation that a name contains; "other" if unknown."""
     letters = _NO_LETTER.sub("", name.lower())
     for word, op in _OPS_BY_WORD:
         if word in letters:
@@ -75,16 +74,13 @@ def operation(name: str) -> str:
 
 
 def form_of(op: str) -> str:
-    """Returns one name for all forms of an operation; names of ranges do not distinguish forms.
-
-    For example, "all_gather" for "all_gather_into_tensor".
-    """
+    """Returns one name for all forms: "all_gather" for "all_gather_into_tensor"."""
     return next((form for form in _FORMS if op.startswith(form)), op)
 
 
 @lru_cache(maxsize=1 << 12)
 def is_collective_range(name: str) -> bool:
-    """True if a range's name is that of a backend and an operation, in c10d's words."""
+    """True if the name of a range consists of a backend and a collective operation."""
     return _OF_TORCH.match(name) is not None or _OF_ANY.fullmatch(name) is not None
 
 
@@ -94,7 +90,7 @@ def is_operator_of_c10d(name: str) -> bool:
 
 
 def has_certain_word(range_name: str) -> bool:
-    """True if the name has a word that only collectives have, unlike ``data:gather``."""
+    """True if the name has a word that only collectives use; ``data:gather`` has none."""
     match = _OF_ANY.fullmatch(range_name)
     return match is not None and bool(match["specific"])
 

@@ -1,16 +1,16 @@
-"""When the training thread of a recording without device kernels worked, and when it waited.
+"""Finds when the training thread worked or waited, in a recording without device kernels.
 
-An operator's interval says that the thread was inside it, not that it worked: an operator may call
-others, and one of those may wait. So the innermost operator counts at each moment:
+An operator may call other operators, which may wait. So only the innermost operator counts at each
+moment:
 
-- work: an operator of the dispatcher (``aten::addmm``), and the issue of a collective;
-- waiting: an operator that waits by its name (``wait_tensor``), and an operator of c10d that
-  returns only when what it issued is complete (``monitored_barrier``);
-- neither: operators that only call others. These are nodes of autograd, functions without a
-  namespace (``Redistribute``), and every operator that issues a collective or waits inside.
+- The thread works in an operator of the dispatcher (``aten::addmm``), and while it issues a
+  collective.
+- The thread waits in an operator whose name says so (``wait_tensor``). It also waits in an operator
+  of c10d that returns only when the collective is complete (``monitored_barrier``).
+- An operator that only calls others counts as neither. Examples are nodes of autograd, functions
+  without a namespace (``Redistribute``), and operators that issue a collective or wait inside.
 
-Where the thread did neither, and between operators, it may have run Python or waited, which
-:mod:`profiler_waiting` tells apart.
+At all other moments the thread ran Python or waited. :mod:`profiler_waiting` decides which.
 """
 
 from __future__ import annotations
@@ -36,48 +36,44 @@ from commprof.trace.stretches import Stretches, outside, stretches, union
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Ranges that count as work as a whole, including the Python code between their operators.
+#: These ranges count as work from begin to end, with the Python code between their operators.
 _WORKING_RANGE: Final = re.compile(r"\.forward|Optimizer\.step")
-#: Kinds of intervals. ``_ISSUES``: issues of collectives; ``_WAITS``: operators that wait;
-#: ``_WORKS``: operators of the dispatcher within which no interval of these two kinds begins;
-#: ``_CALLS``: operators that call others.
+#: Kinds of intervals: an operator that works, the issue of a collective, an operator that waits,
+#: and an operator that only calls others.
 _WORKS, _ISSUES, _WAITS, _CALLS = range(4)
-#: Deepest nesting of operators that is distinguished.
+#: Operators that are nested more deeply are treated as if they had this depth.
 _DEEPEST: Final = 100
 
 
 @dataclass(frozen=True)
 class HostWork:
-    """Times of the training thread."""
+    """Times at which the training thread worked, waited or ran."""
 
-    #: Work, tagged with the thread; empty if no operator of the thread was recorded.
+    #: Times of work, tagged with the thread.
     work: Intervals
-    #: Operators that wait.
     waits: Stretches
-    #: Begins and ends of the thread's events, in order: the thread ran at these times.
+    #: Times, in order, at which an event of the thread begins or ends. The thread ran at these
+    #: times.
     ran_ns: Ints
 
 
 def no_host_work() -> HostWork:
-    """Returns the times of a thread that recorded nothing."""
+    """Returns the result for a thread without events."""
     nothing = np.zeros(0, np.int64)
     return HostWork(Intervals(), Stretches(nothing, nothing), nothing)
 
 
 def host_work(events: ProfilerEvents, blocking: frozenset[str], part_copies: Intervals) -> HostWork:
-    """Returns the work of the training thread on the host.
+    """Returns the times at which the training thread worked or waited.
 
     The training thread is the thread that issues most collectives. Collectives that a backend's
-    thread issues within its ranges do not count. Examples are the second and the third collective
-    of each bucket of torch's PowerSGD hook: gloo's thread issues them in callbacks. If no
-    collective was issued, the training thread is the one that runs most operators outside of the
-    backend's ranges.
+    thread issues in callbacks, as for torch's PowerSGD hook, do not count. If no collective was
+    issued, the training thread is the thread that runs most operators.
 
     Args:
         events: the trace's events.
-        blocking: names of c10d's operators that return only when what they issued is complete.
-        part_copies: copies that complete a reduce-scatter, made by the thread that waits for it,
-            and tagged with this thread.
+        blocking: names of c10d's operators that return only when the collective is complete.
+        part_copies: copies that complete a reduce-scatter, tagged with the copying thread.
     """
     issued = [event for event in events.issued if event.name.startswith("c10d::")]
     threads = _issuing_threads(events, issued) or _busy_threads(events)
@@ -128,7 +124,10 @@ def host_work(events: ProfilerEvents, blocking: frozenset[str], part_copies: Int
 
 
 def _issuing_threads(events: ProfilerEvents, issued: Sequence[Event]) -> Counter[int]:
-    """Counts issues by thread, without those of callbacks; with them if there are no others."""
+    """Counts the collectives that each thread issued.
+
+    Issues in callbacks count only if there are no other issues.
+    """
     backends, ran = events.backends, defaultdict[int, list[Event]](list)
     for event in events.ranges:
         if is_backend_of_torch(event.name) or backend_of(event.name) in backends:
@@ -142,7 +141,6 @@ def _issuing_threads(events: ProfilerEvents, issued: Sequence[Event]) -> Counter
 
 
 def _busy_threads(events: ProfilerEvents) -> Counter[int]:
-    """Counts operators by thread, without those that a backend runs on its own threads."""
     threads, ran = Counter[int](), defaultdict[int, list[Event]](list)
     for event in events.ranges:
         if is_collective_range(event.name):
@@ -153,7 +151,6 @@ def _busy_threads(events: ProfilerEvents) -> Counter[int]:
 
 
 def _count_inside(ranges: Sequence[Event], begin_ns: Ints, end_ns: Ints) -> int:
-    """Returns how many intervals lie within a range of their thread."""
     if not ranges:
         return 0
     transfers = stretches(*_moments(ranges))
@@ -173,7 +170,7 @@ def _moments(events: Sequence[Event]) -> tuple[Ints, Ints]:
 
 
 def _innermost(begin_ns: Ints, end_ns: Ints, works: Mask) -> Stretches:
-    """Returns the times in which the innermost of nested intervals is one that works."""
+    """Returns the times at which ``works`` is true for the innermost interval."""
     order = np.lexsort((-end_ns, begin_ns))
     order = order[end_ns[order] > begin_ns[order]]
     begin_ns, end_ns, works = begin_ns[order], end_ns[order], works[order]

@@ -15,8 +15,7 @@ from commprof.recordings.other_tools import NO_COMMAND, other_tool
 
 _MOST_LOOKED_AT = 100
 _MOST_BYTES_OF_EACH = 1 << 20
-#: Fields at the begin of torch's traces. A file that has one is not searched for words of other
-#: programs, because the names of its events may contain any words.
+#: Fields at the begin of torch's traces, which no other program writes.
 _FIELDS_OF_TORCH = (b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"')
 
 
@@ -27,7 +26,7 @@ class _FoundError(Exception):
 def is_recording_file(path: Path, is_certain: bool = False) -> bool:
     """True if a file or archive holds a trace of torch.profiler.
 
-    ``is_certain``: True if the head must have fields that torch alone writes.
+    If ``is_certain``, the file must also have a field that only torch writes.
     """
 
     def wanted(head: bytes) -> bool:
@@ -52,10 +51,7 @@ def _of_inspector(path: Path) -> str:
 
 
 def taken_elsewhere(path: Path) -> str:
-    """Text on the kind of recording at ``path``, and on the commands that read it.
-
-    Empty if it is not recognised.
-    """
+    """Says what ``path`` holds, and which command reads it; empty if that is not known."""
     if path.is_file() and is_nccl_tests(path):
         return (
             f"{quoted(path)} is a result of nccl-tests: commprof fit and commprof compare read it"
@@ -82,7 +78,7 @@ def taken_elsewhere(path: Path) -> str:
 
 
 def not_measured(path: Path) -> str:
-    """Text on a file that holds no microbenchmark; empty if its kind is not recognised."""
+    """Says what a file holds if it is not a microbenchmark; empty if that is not known."""
     try:
         what = "" if is_recording_file(path, is_certain=True) else other_tool(path)
         if not what and is_recording_file(path):

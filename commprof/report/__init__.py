@@ -1,1 +1,1 @@
-"""Rendering of results as text, pages and data files; no figures are computed here."""
+"""Renders results as text, pages and data files. No figures are computed here."""

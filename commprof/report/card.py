@@ -1,4 +1,4 @@
-"""Rendering of a run's card: at most 24 lines of 80 columns, in plain ASCII or in colours."""
+"""Renders a run's card: at most 24 lines of 80 columns, in plain ASCII or in colours."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ _LOOKS = {
     "other": (".", "other", "white"),
     "idle": (".", "idle", "white"),
 }
-#: Largest number of world sizes on the card; the largest world sizes are kept.
 _SIZES = 7
-#: Smallest fraction of the step for which the card shows a part's figures.
+#: A part with a smaller fraction of the step is not in the legend.
 _SHOWN = 0.0005
-#: Largest number of lines of a command; for a longer command the card refers to the full report.
+#: If a command needs more lines, the card shows the command for the full report instead.
 _COMMAND_LINES = 5
 _ADVICE_LINES = 3
-#: Largest numbers of lines that describe a cause of the catalogue, and of lines of its fix.
 _CAUSE_LINES, _FIX_LINES = 5, 8
 _INCIDENT_LINES = 6
-#: Prefix of the names in a fix that the user must replace by names of the script.
+#: In a fix, names with this prefix stand for names of the user's script.
 OWN = "YOUR_"
 
 
@@ -51,7 +49,6 @@ def render(card: Card, colour: bool = False) -> str:
         middle += prose(f"{name + ':':<22} {text}")
     next_lines = _next(card)
     space = LINES - len(top) - len(middle) - len(next_lines)
-    # A card with much other content shows fewer world sizes.
     sizes = _SIZES
     while sizes and len(scaling(card.scaling, sizes)) > space:
         sizes -= 1
@@ -63,7 +60,6 @@ def render(card: Card, colour: bool = False) -> str:
 
 
 def _bar(parts: Sequence[CardPart], colour: bool) -> str:
-    """Draws the mean step as a bar; parts too short for a character are only in the legend."""
     ends, total = [0], 0.0
     for part in parts:
         total += max(0.0, part.share)
@@ -77,21 +73,17 @@ def _bar(parts: Sequence[CardPart], colour: bool) -> str:
 
 
 def _painted(text: str, background: str) -> str:
-    from rich.style import Style  # not needed for a file or a pipe
+    from rich.style import Style  # imported here, because output without colours does not need it
 
     return Style(color="black", bgcolor=background).render(text)
 
 
 def _legend(parts: Sequence[CardPart]) -> list[str]:
-    """Returns the legend as lines: letter, name and figures of each part that took time.
-
-    A part is never split between two lines.
-    """
     return whole(f"{_LOOKS[part.name][0]} {text}" for part, text in said_parts(parts))
 
 
 def said_parts(parts: Sequence[CardPart]) -> list[tuple[CardPart, str]]:
-    """Returns each part that took time, with the text of its name and figures."""
+    """Returns the parts that took time, each with a text of its name and figures."""
     return [
         (part, f"{_LOOKS[part.name][1]} {in_ms(part.ms)} {part.share:.1%}")
         for part in parts
@@ -100,7 +92,7 @@ def said_parts(parts: Sequence[CardPart]) -> list[tuple[CardPart, str]]:
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
-    """Returns the main figures with their names, the same for terminal, page and Markdown."""
+    """Returns the names and texts of the main figures."""
     return [*_figures(card.communication), *_whom(card), *_small(card), *_link(card)]
 
 
@@ -203,7 +195,6 @@ def scaling(sizes: Sequence[CardSize], most: int = _SIZES) -> list[str]:
 
 
 def _caveats(caveats: Sequence[str], space: int) -> list[str]:
-    """Returns one line per caveat; if there is no room for all, the last line counts the rest."""
     lines = [cut(f"! {caveat}") for caveat in caveats]
     if len(lines) <= space:
         return lines
@@ -212,7 +203,6 @@ def _caveats(caveats: Sequence[str], space: int) -> list[str]:
 
 
 def _advice(text: str) -> list[str]:
-    """Returns as many whole sentences as fit; the full report has the rest."""
     if not text:
         return ["Next, to see the full report:"]
     lines = prose(f"Next: {text}")
@@ -223,7 +213,6 @@ def _advice(text: str) -> list[str]:
 
 
 def _shortened(text: str, most_lines: int) -> list[str]:
-    """Returns a text as lines; the last line is cut if not all fit."""
     lines = prose(text) if text else []
     if len(lines) <= most_lines:
         return lines
@@ -231,7 +220,6 @@ def _shortened(text: str, most_lines: int) -> list[str]:
 
 
 def _mended(card: Card) -> list[str]:
-    """Returns the lines that name the cause and show the code that fixes it."""
     following = card.following
     # If the run's result is wrong, the card's incident already ends with the advice.
     told = card.incident.endswith(following.advice)

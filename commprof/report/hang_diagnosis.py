@@ -1,4 +1,4 @@
-"""Diagnosis of a hang from Flight Recorder dumps, rendered as text and as JSON."""
+"""Renders the diagnosis of a hang from Flight Recorder dumps, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ started or completed, counted from 0 as in other reports (SeqNum in c10d's messa
 ranks differ, each number is followed by its ranks. -: not recorded. messages: sends and receives
 that are pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
-#: Largest number of groups in the table. It shows only groups whose ranks are at different
-#: collectives, and groups with a culprit.
 _MOST_GROUPS = 10
-#: Largest number of ranges of ranks in a cell.
 _MOST_RANGES = 8
 _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
 
@@ -106,7 +103,6 @@ def _row(one: GroupProgress) -> tuple[str, ...]:
 
 
 def _numbers(by_rank: Mapping[int, int], all_ranks: Mapping[int, int]) -> str:
-    """Formats numbers by rank: one number if all ranks agree, else each with its ranks."""
     ranks: dict[int, list[int]] = {}
     for rank, number in by_rank.items():
         ranks.setdefault(number, []).append(rank)

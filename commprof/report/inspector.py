@@ -25,15 +25,15 @@ from commprof.text import counted, fitted, listed, plain_digits, plural, printab
 
 SCHEMA_VERSION = 1
 _OPERATIONS = """\
-time: mean time of a rank in a call, as Inspector measures it; wait: the part of this time before
-the last rank came; transfer: median time of the rank that came last; busbw: bus bandwidth of the
-transfer; with wait: bus bandwidth of the whole time, as Inspector states it. size: as nccl-tests
-counts it. -: not known."""
+time: mean time of a rank in a call, as measured by Inspector; wait: the part of this time before
+the last rank arrived; transfer: median time of the rank that arrived last; busbw: bus bandwidth of
+the transfer; with wait: bus bandwidth of the whole time, as stated by Inspector. size: as counted
+by nccl-tests. -: not known."""
 _COMMUNICATORS = """\
-last: the process that the others of this communicator waited for most; part: fraction of their
-waiting that was for this process. The process may be late only because it waited in another
-communicator: the column caused, in the table above, shows with which process waiting began. time,
-wait: means over the recorded ranks."""
+last: the process for which the communicator's other processes waited most; part: fraction of the
+other processes' waiting that was for this process. The process may be late only because it waited
+in another communicator. The column "caused" of the table above shows with which process the waiting
+began. time, wait: means over the recorded ranks."""
 _PROCESSES = """\
 caused: time that all others waited because of the process, traced across communicators; waited:
 time that the process waited itself, and its fraction of the process's time in collectives and
@@ -147,14 +147,14 @@ def sentences(result: InspectorResult) -> list[str]:
     slowest = result.lowest.lowest_bandwidth
     if named and slowest is not None and slowest not in named:
         found.append(
-            f"Inspector shows the lowest bandwidth for {_name(slowest)}. It is not slow: "
+            f"Inspector shows the lowest bandwidth for {_name(slowest)}. This process is not slow: "
             f"{result.lowest.lowest_waits:.0%} of its time in operations is waiting for others."
         )
     return found
 
 
 def told_slower(slower: SlowerProcesses) -> str:
-    """Returns a sentence on several processes for which the others wait."""
+    """Describes several slow processes for which the other processes wait."""
     return (
         f"{named_processes(slower)} make the others wait: {slower.share:.0%} of all waiting began "
         f"with them. Every other process waits {_seconds(slower.wait_per_process_s)} because of "
@@ -165,7 +165,7 @@ def told_slower(slower: SlowerProcesses) -> str:
 
 
 def named_processes(slower: SlowerProcesses) -> str:
-    """Names the processes: by their hosts if all processes of these hosts are slow, else singly."""
+    """Names the slow processes, or their hosts if all processes of these hosts are slow."""
     count = len(slower.processes)
     if slower.hosts:
         shown = [*map(printable, slower.hosts[:_MOST_RANKS])]
@@ -177,7 +177,7 @@ def named_processes(slower: SlowerProcesses) -> str:
 
 
 def _most(result: InspectorResult) -> str:
-    """Returns a clause on how much waiting began with the process that causes most."""
+    """Names the process that causes most waiting, as the end of a sentence."""
     most = max(result.process_rows, key=lambda row: row.caused_s)
     waited_s = sum(row.waited_s for row in result.process_rows)
     if not waited_s > 0:
@@ -202,7 +202,7 @@ def _ms(value: float) -> str:
 
 
 def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[str]:
-    """Returns sentences on the waiting of two jobs, and on who is late in them."""
+    """Returns a sentence on the waiting and the late processes of each of two jobs."""
     lines = []
     for name, result in (("A", first), ("B", second)):
         late = " and ".join(_name(one.process) for one in result.late)
@@ -230,7 +230,7 @@ def document(result: InspectorResult) -> str:
 
 
 def heading(result: InspectorResult) -> str:
-    """Returns one line on the recording."""
+    """Describes the recording in one line."""
     versions = ", ".join(version or "unknown" for version in result.logs.versions)
     return (
         f"NCCL Inspector: {result.logs.processes} process{'es' * (result.logs.processes != 1)} on "
@@ -284,7 +284,6 @@ def _operations_grid(result: InspectorResult) -> Grid:
 
 
 def _algorithms(row: KindRow) -> str:
-    """Names the algorithms and protocols of a size, with their shares if there are several."""
     records = sum(number for _, number in row.algorithms)
     named = [
         printable(name) + ("" if number == records else f" {number / records:.0%}")
@@ -308,7 +307,6 @@ def _operation(row: KindRow) -> tuple[str, ...]:
 
 
 def _processes_grid(rows: Sequence[ProcessRow]) -> Grid:
-    """Makes a table of processes; with ranks if one communicator has all processes."""
     left_out = {1} if all(row.rank is None for row in rows) else set[int]()
     shown = [place for place in range(len(_PROCESS_HEADERS)) if place not in left_out]
     cells = [tuple(_process(row)[place] for place in shown) for row in rows]

@@ -69,7 +69,8 @@ def _processes(state: InspectorState) -> list[str]:
     return [
         *tabulated(rows, headers, (0, 2)).splitlines(),
         *([f"{_processes_of(more)} more."] if more else []),
-        "Recent times in s; caused: waiting of all that began with the process; waited: its own.",
+        "Recent times in s; caused: all waiting that began with the process; waited: the process's "
+        "own waiting.",
     ]
 
 

@@ -19,7 +19,6 @@ _UNKNOWN: Final = "-"
 #: With more ranks than ``_MOST_ROWS``, only ``_FEW_ROWS`` of them are shown.
 _MOST_ROWS: Final = 64
 _FEW_ROWS: Final = 16
-#: Largest number of missing hosts with a line of their own.
 _MOST_MISSING: Final = 8
 
 
@@ -27,8 +26,8 @@ _MOST_MISSING: Final = 8
 class _Column:
     title: str
     value: Callable[[RankState], str]
-    #: If a table is too wide, columns with the largest ``dispensable`` are dropped first; columns
-    #: with 0 always stay.
+    #: Columns with the largest number are the first to be dropped from a table that is too wide.
+    #: Columns with 0 are never dropped.
     dispensable: int = 0
 
 
@@ -48,7 +47,6 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def _costliest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Returns the ranks to show: all, or if there are many, failed ones and the most waited for."""
     if len(ranks) <= _MOST_ROWS:
         return list(ranks)
     cost = sorted(ranks, key=lambda rank: (not rank.failed, -_known(rank.waited_for_s)))
@@ -138,7 +136,6 @@ def _losses(state: JobState) -> list[str]:
 
 
 def _hosts(state: JobState) -> list[str]:
-    """Returns sentences on the age of other hosts' figures, and on missing hosts."""
     if not state.hosts:
         return []
     missing = state.missing_hosts
@@ -152,7 +149,6 @@ def _hosts(state: JobState) -> list[str]:
 
 
 def _arrivals(state: JobState) -> list[str]:
-    """Returns a sentence on the collectives where it is not certain which rank came last."""
     counts = [rank.arrivals for rank in state.ranks if rank.arrivals is not None]
     unknown = sum(each.unknown for each in counts)
     partial = sum(each.partial for each in counts)
@@ -194,7 +190,7 @@ def _quantile(name: str) -> Callable[[RankState], str]:
 
 
 def _waited_for(rank: RankState) -> str:
-    """Returns the other ranks' summed wait for this rank, in ms: the mean over all steps."""
+    """Formats the time in ms per step that the other ranks, added up, waited for this rank."""
     if rank.total is None or rank.total.steps == 0:
         return _UNKNOWN
     return _ms(rank.waited_for_s / rank.total.steps)
@@ -209,7 +205,7 @@ def _ratio(rank: RankState) -> str:
     return _UNKNOWN if math.isnan(ratio) else f"{ratio:.3g}x"
 
 
-#: Titles of columns that do not show means of the recent steps.
+#: Titles of the columns that do not show means of the recent steps.
 _WAITED, _LATENCY = "waited for", "all_reduce p50"
 _COLUMNS: Final = (
     _Column("rank", lambda rank: str(rank.rank)),

@@ -17,8 +17,7 @@ from commprof.text import printable
 
 #: Characters that Markdown or HTML would interpret as markup.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://|www\.")
-#: Parts of text from which GitHub and GitLab would make a link, each with a form that prevents
-#: this.
+#: GitHub and GitLab would make links from these parts of a text. The replacements prevent links.
 _LINKS = {"://": ":&#47;&#47;", "www.": "www&#46;"}
 
 
@@ -34,7 +33,7 @@ def render_strategies(compared: ComparedStrategies) -> str:
 
 
 def of_sections(context: Mapping[str, Any], parts: Iterable[Section]) -> str:
-    """Renders the sections of a recording without steps, with the head that ``context`` gives."""
+    """Renders the sections of a recording without steps; ``context`` gives the page's head."""
     return _page(context, parts)
 
 
@@ -48,7 +47,7 @@ def _page(context: Mapping[str, Any], parts: Iterable[Section]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Returns text of unknown origin in one line, escaped so that Markdown sees no markup in it."""
+    """Puts text of unknown origin in one line, and escapes it so that it contains no markup."""
     return _SPECIAL.sub(lambda found: _harmless(found[0]), printable(text).strip())
 
 

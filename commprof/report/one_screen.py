@@ -1,4 +1,4 @@
-"""Layout of the first screen of a report: lines of at most 80 columns, at most 24 of them."""
+"""Layout of the first screen of a report: at most 24 lines of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, LINES = 80, 24
 
 
 def command_lines(command: str) -> list[str]:
-    """Breaks a command into lines for a shell: between words, or at the commas of a long word."""
+    """Breaks a command into lines for a shell: between words, or after commas in a long word."""
     lines = [" "]
     for word in _words(printable(command)):
         if len(lines[-1]) + 1 + len(word) > WIDTH - 2 and lines[-1].strip():
@@ -28,7 +28,7 @@ def command_lines(command: str) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Cuts a word after commas if it exceeds ``width`` characters; a quoted word stays whole."""
+    """Cuts a word longer than ``width`` characters after commas; a quoted word stays whole."""
     if len(word) <= width or "'" in word or '"' in word:
         return [word]
     pieces = [""]
@@ -40,7 +40,6 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def _words(command: str) -> list[str]:
-    """Splits a command into words as typed, with their quotes."""
     words, open_quote = [""], ""
     for character in command:
         if character in "'\"" and open_quote in ("", character):
@@ -70,9 +69,9 @@ def whole(items: Iterable[str]) -> list[str]:
 def cut(line: str, tail: str = "") -> str:
     """Makes text of any origin printable and cuts it to one line; dots mark the cut.
 
-    First, long paths lose their leading folders. If that is not enough, the line is cut between
-    words, or within a word if less than half a line would be left. ``tail`` follows, itself cut to
-    half a line.
+    First, long paths lose their leading folders. If the line is too long even then, it is cut
+    between words, or within a word if less than half a line would be left. ``tail``, cut to half a
+    line, is put at the end.
     """
     line, tail = printable(line), f" {_cut_to(printable(tail), WIDTH // 2)}" if tail else ""
     width = WIDTH - len(tail)
@@ -86,25 +85,24 @@ def cut(line: str, tail: str = "") -> str:
 
 
 def _cut_to(text: str, width: int) -> str:
-    """Cuts text to a number of columns; dots mark the cut."""
     return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def _last_folders(path: str) -> str:
-    """Returns the end of a long path, from a slash on; the text itself if it has no slash."""
+    """Shortens a long path to its last folders. Text without a slash stays as it is."""
     kept = path[-(WIDTH // 2 - 3) :]
     whole_names = kept[kept.find("/") :] if "/" in kept else "/" + path.rpartition("/")[2]
     return f"...{whole_names}" if "/" in path else path
 
 
 def table_lines(grid: Grid, columns: Collection[str], space: int, noun: str) -> list[str]:
-    """Returns as many rows of a table as fit into ``space`` lines, then how many are left out.
+    """Renders the rows of a table that fit into ``space`` lines, and counts the rows left out.
 
     Args:
         grid: the table.
-        columns: columns to show, by the first lines of their headers; if the table is too wide,
-            the last ones are dropped.
-        space: number of lines; no lines are returned if not even one row fits.
+        columns: columns to show, by the first lines of their headers. If the table is too wide,
+            the last columns are dropped.
+        space: number of lines. If no row fits, no line is returned.
         noun: name of a row, such as "candidate".
     """
     kept = [i for i, header in enumerate(grid.headers) if header.split("\n")[0] in columns]

@@ -19,11 +19,11 @@ def cap_mib(cap_bytes: float) -> str:
 
 
 def hook_words(hook: str | None) -> str:
-    """Returns words for a DDP communication hook; None means the recorded hook, "" no hook."""
+    """Names a DDP communication hook. None means the recorded hook; "" means no hook."""
     return AS_RUN if hook is None else printable(hook) or "none"
 
 
-#: By field of a scenario: a function that puts the field's value into words.
+#: For each field of a scenario, a function that puts the field's value into words.
 _CHANGES: Final[dict[str, Callable[[Any], str]]] = {
     "bandwidth_bytes_per_s": lambda rate: f"{rate * 8e-9:.4g} Gbit/s",
     "latency_s": lambda latency: f"{latency * 1e6:.4g} µs",
@@ -53,6 +53,6 @@ def change_words(name: str, value: Any) -> str:
 def bracketed(low: str, high: str, checked: bool) -> str:
     """Formats an interval in brackets if ``checked``, else in parentheses.
 
-    ``checked`` is True if the interval was widened by the model's own error on held-out settings.
+    ``checked`` is True if the interval includes the model's error on held-out settings.
     """
     return f"[{low}, {high}]" if checked else f"({low} to {high})"

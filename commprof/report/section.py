@@ -18,13 +18,12 @@ class Section:
 
     id: str
     title: str
-    #: Main sentence.
     lead: str = ""
-    #: Main figures with their names, as on the card; a terminal does not repeat them.
+    #: Names and texts of the main figures. Only pages show them here.
     facts: tuple[tuple[str, str], ...] = ()
     paragraphs: tuple[str, ...] = ()
     bullets: tuple[str, ...] = ()
-    #: Caption and table.
+    #: Tables, each with its caption.
     grids: tuple[tuple[str, Grid], ...] = ()
     #: Definitions of the terms in the tables and pictures.
     legend: str = ""
@@ -32,7 +31,7 @@ class Section:
     preformatted: tuple[str, ...] = ()
     #: False if the section has no content without its picture.
     stands_alone: bool = True
-    #: Line above the contents on a terminal, which shows no title; empty if it needs none.
+    #: Line above the contents on a terminal, where the title is not shown. May be empty.
     heading: str = ""
     #: True if a terminal also shows the captions of the tables.
     captioned: bool = False
@@ -43,9 +42,9 @@ class Medium:
     """Kind of output for which a report is made: a terminal, or a page (HTML or Markdown)."""
 
     is_page: bool
-    #: Number of characters at which a section wraps the text that it lays out itself.
+    #: Number of characters at which preformatted text is wrapped.
     width: int
-    #: Largest number of rows of a table that could have hundreds; the JSON result has all rows.
+    #: Largest number of rows in a long table. The JSON result has all rows.
     most_rows: int
 
 
@@ -53,10 +52,9 @@ PAGE: Final = Medium(is_page=True, width=100, most_rows=24)
 
 
 def terminal(width: int) -> Medium:
-    """Returns a terminal on which prose has ``width`` characters."""
+    """Returns the medium of a terminal on which prose is wrapped at ``width`` characters."""
     return Medium(is_page=False, width=width, most_rows=12)
 
 
-#: Function, one per section's module, that makes the module's part of a report. It yields one
-#: section or several, or none if the run has no content for the section.
+#: A function that makes the sections of one module. It yields nothing if the run lacks the content.
 Maker = Callable[["FullReport", Medium], Iterator[Section]]

@@ -152,7 +152,6 @@ _COLUMNS = (
     *("ranks", "strategy", "samples", "against", "effi-", "step ms", "+-", "exposed", "of step"),
     "memory",
 )
-#: Largest number of lines of a strategy's headline.
 _MOST_LINES = 3
 
 
@@ -182,8 +181,7 @@ def render_screen(
                 last = lines[_MOST_LINES - 1][: WIDTH - 4]
                 lines = [*lines[: _MOST_LINES - 1], f"{last} ..."]
             headlines.append(lines)
-    # The table needs three lines of headers, at least a row per strategy, and a line that counts
-    # the rows that are not shown.
+    # The table needs three lines of headers, a row per strategy, and a line on rows left out.
     space = LINES - len(top) - len(bottom) - min(len(rows), len(results)) - 4
     shown: list[str] = []
     for lines in headlines:
@@ -225,7 +223,6 @@ def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
 
 
 def _titled(reports: Sequence[FullReport], made: Maker) -> Iterator[Section]:
-    """Yields the sections of each strategy, with the strategy's name in the title."""
     for number, report in enumerate(reports):
         for section in made(report, PAGE):
             title = f"{section.title}: {report.strategy}"

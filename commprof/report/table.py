@@ -25,8 +25,8 @@ def render(
     Args:
         result: result of the run.
         width: number of characters at which prose is wrapped.
-        verdict: verdict on the same run; None if the run has no figures.
-        tables: number of characters; wider tables are split. None leaves all tables whole.
+        verdict: verdict on the run; None if the run has no figures.
+        tables: width in characters at which tables are split; None splits no table.
     """
     report = FullReport(result, (), verdict, None)
     heading = (result.context["description"], setup_text(result.context))
@@ -41,7 +41,7 @@ def render_added(
 ) -> str:
     """Renders a trial's report, and the incidents of the run.
 
-    This replaces the usual report, whose means over all steps would describe no candidate.
+    The usual report is not shown, because its means would mix the trial's candidates.
     ``width`` and ``tables`` are as for :func:`render`.
     """
     text = added.text(result.context["description"], width, caveats(result), tables)
@@ -52,7 +52,7 @@ def render_added(
 
 
 def section_blocks(section: Section, width: int, tables: int | None = None) -> Iterator[str]:
-    """Yields the blocks of text of a section: prose, figures under their heading, and legend.
+    """Yields a section's blocks of text: prose, figures and legend.
 
     ``width`` and ``tables`` are as for :func:`render`.
     """

@@ -13,17 +13,17 @@ _GAP = 2
 
 
 class Grid(NamedTuple):
-    """A table before it is drawn: the arguments of :func:`tabulated`."""
+    """The arguments of :func:`tabulated` for one table."""
 
     rows: Sequence[Sequence[Any]]
-    #: Headers of at most two lines each, so that columns are narrow; see :func:`one_line`.
+    #: One header per column, of at most two lines.
     headers: Sequence[str]
-    #: Indices of the columns that are text.
+    #: Indices of the columns that hold text.
     left: Sequence[int] = ()
 
 
 def one_line(header: str) -> str:
-    """Joins the lines of a header that was broken to keep its column narrow."""
+    """Joins the lines of a header into one line."""
     return header.replace("-\n", "").replace("\n", " ").strip()
 
 
@@ -37,13 +37,11 @@ def tabulated(
 
     Args:
         rows: cells of each row.
-        headers: headers of at most two lines; a header that begins with a line break continues
-            the previous one.
-        left: indices of the columns that are text.
-        width: largest number of characters of a line. A wider table is split into several, one
-            below the other. Each begins with the first column and the text columns that fit into
-            half of ``width``. A line exceeds ``width`` only if another column does not fit next to
-            these columns. None leaves the table as wide as it is.
+        headers: one header per column, of at most two lines. A header that begins with a line
+            break continues the previous header.
+        left: indices of the columns that hold text.
+        width: number of characters at which a table is split into several tables, one below the
+            other. Every table repeats the first column. None splits no table.
     """
     return "\n\n".join(
         _drawn(
@@ -83,10 +81,7 @@ def _lines(cell: Any) -> list[str]:
 def _panels(
     widths: Sequence[int], headers: Sequence[str], left: Sequence[int], width: int | None
 ) -> list[list[int]]:
-    """Splits a table wider than ``width`` into several; returns each table's column indices.
-
-    Every table begins with the key columns, see ``_keys``. Every other column is in one table only.
-    """
+    """Divides the columns into tables; returns the column indices of each table."""
     every = [*range(len(widths))]
     if width is None or _total(widths, every) <= width:
         return [every]
@@ -102,10 +97,7 @@ def _panels(
 
 
 def _keys(widths: Sequence[int], left: Sequence[int], width: int) -> list[int]:
-    """Returns the indices of the key columns: the first column, and the text columns that fit.
-
-    A text column fits if the key columns then take up at most half of the width.
-    """
+    """Returns the indices of the columns that every part of a split table repeats."""
     keys = [0]
     for column in sorted({*left} - {0}):
         if _total(widths, [*keys, column]) <= width // 2:
@@ -114,7 +106,7 @@ def _keys(widths: Sequence[int], left: Sequence[int], width: int) -> list[int]:
 
 
 def _groups(columns: Sequence[int], headers: Sequence[str]) -> list[list[int]]:
-    """Groups columns: a column whose header begins with a newline joins the column before it."""
+    """Groups columns; if a header begins with a newline, its column stays with the one before."""
     groups: list[list[int]] = []
     for column in columns:
         if headers[column].startswith("\n") and groups and groups[-1][-1] == column - 1:
@@ -129,11 +121,11 @@ def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
 
 
 def not_shown(rows: int, noun: str, of: str = "") -> list[str]:
-    """Returns a sentence on rows that a table leaves out; an empty list if it shows all rows.
+    """Returns a sentence about rows that a table does not show; empty if it shows all rows.
 
     Args:
-        rows: number of rows left out; 0 or less if there are none.
-        noun: name of a row, in the singular.
+        rows: number of rows that the table does not show; 0 or less if it shows all rows.
+        noun: what a row stands for, in the singular.
         of: words after the noun, with a space before them.
     """
     if rows <= 0:
@@ -142,14 +134,14 @@ def not_shown(rows: int, noun: str, of: str = "") -> list[str]:
 
 
 def three_digits(value: float) -> str:
-    """Formats three significant digits; small numbers are not rounded to 0."""
+    """Formats a number with three significant digits; "<0.001" for tiny numbers, "-" for NaN."""
     if math.isnan(value):
         return "-"
     return plain_digits(value) if value == 0 or abs(value) >= 0.001 else "<0.001"
 
 
 def decimals(value: float) -> str:
-    """Formats with two decimals below 10, one below 1000, and none from 1000 on; "-" for NaN."""
+    """Formats a number: two decimals below 10, one below 1000, none from 1000 on; "-" for NaN."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 1000:

@@ -7,18 +7,18 @@ import numpy.typing as npt
 
 #: Values are first limited to these percentiles, so that a few outliers do not form a group.
 _LIMITS = (5, 95)
-#: n values count as two groups if a split into groups explains more of their variance than ``_LEAST
-#: + _FEW / sqrt(n)``. In 95 % of samples from one normal distribution, the best split explains less
-#: (simulated, for n from 8 to 1000).
+#: n values form two groups if the groups explain more than ``_LEAST + _FEW / sqrt(n)`` of the
+#: variance. In simulations, 95 % of samples from one normal distribution were below this limit, for
+#: n from 8 to 1000.
 _LEAST, _FEW = 0.685, 0.65
 
 
 def two_groups(values: npt.NDArray[np.float64]) -> float | None:
     """Returns the border between two groups of values; None if the values are one group.
 
-    The border is Otsu's (N. Otsu, "A threshold selection method from gray-level histograms", IEEE
-    Transactions on Systems, Man, and Cybernetics 9:1): with it, the means of the two groups explain
-    the largest part of the variance.
+    The border is Otsu's, which maximises the variance between the groups (N. Otsu, "A threshold
+    selection method from gray-level histograms", IEEE Transactions on Systems, Man, and Cybernetics
+    9:1).
     """
     if len(values) < 2:
         return None

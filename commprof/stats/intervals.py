@@ -1,7 +1,7 @@
 """Medians, ratios and spreads of measured values, with confidence intervals.
 
-A trial compares settings in a few rounds, and the machine may have disturbed some of them. Typical
-values and ratios of rounds are therefore robust estimates.
+The machine may have disturbed some rounds of a trial. Typical values and ratios of rounds are
+therefore robust estimates.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ def robust_deviation(
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
-#: Bootstrap samples are averaged in this many parts: the values of one part fit into a processor's
+#: Bootstrap samples are averaged in this many parts. The values of one part fit into a processor's
 #: cache.
 _PARTS = 40
-#: Number of resamples of the rounds of a trial; rounds are few.
 _ROUND_RESAMPLES = 10_000
 _ROUND_SEED = 20261101
 _SEED = 20240501
@@ -48,7 +47,7 @@ _SEED = 20240501
 _LEAST_RANKED = 6
 #: Largest number of values for which the signed-rank test counts all assignments of signs.
 _COUNTED = 50
-#: A bootstrap of means draws from at most this many rows.
+#: Largest number of rows from which a bootstrap of means draws.
 _BLOCKS = 500
 
 
@@ -61,19 +60,18 @@ class Interval:
     high: float
 
     def contains(self, x: float) -> bool:
-        """True if the interval holds ``x``: then no difference from ``x`` was measured."""
+        """True if ``x`` is in the interval."""
         return self.low <= x <= self.high
 
 
 def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.0) -> Interval:
-    """Returns ``median(above) / median(below)`` with a percentile bootstrap of both.
+    """Returns ``median(above) / median(below)`` with a percentile bootstrap interval.
 
     Args:
         above: values of the numerator.
         below: values of the denominator.
         independent_share: effective sample size divided by the number of values; below 1 if
-            neighbours are correlated. The interval is then widened by the factor
-            ``1 / sqrt(independent_share)``, on a logarithmic scale.
+            neighbouring values are correlated. A share below 1 widens the interval.
 
     Raises:
         ValueError: one of the samples is empty.
@@ -103,11 +101,10 @@ def mean_interval(values: Floats) -> Interval:
 
 
 def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Interval:
-    """Returns the typical ``above / below`` of pairs whose two values were measured together.
+    """Returns the typical ratio ``above / below`` of pairs of values, with Student's interval.
 
-    A slow change affects both values of a pair alike, and so cancels, unlike in a ratio of two
-    medians. The typical value is the Hodges-Lehmann estimate of the logarithms, see ``center``;
-    its interval is Student's, see ``student_interval``.
+    The two values of a pair should be measured together, so that slow changes cancel. The typical
+    ratio is the Hodges-Lehmann estimate of the logarithms, see ``center``.
 
     Raises:
         ValueError: there are fewer than 2 pairs.
@@ -120,13 +117,11 @@ def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Inte
 
 
 def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
-    """Like ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
+    """Returns the typical ratio of pairs with the 95 % interval of Wilcoxon's signed-rank test.
 
-    If the two values of each pair are exchangeable, the interval keeps its confidence level,
-    whatever rhythm or correlation the pairs have in time. A burst of long steps widens Student's
-    interval, but not the signed-rank interval. The test has only certain confidence levels, so each
-    bound is interpolated between its values at the two levels next to 95 %. Fewer than 6 pairs
-    cannot reach 95 %, and get Student's interval.
+    A burst of long steps widens Student's interval, but not this interval. This interval is valid
+    even if successive pairs are correlated, but the two values of each pair must be exchangeable.
+    Fewer than 6 pairs get Student's interval.
     """
     if len(above) < _LEAST_RANKED:
         return paired_ratio(above, below)
@@ -140,13 +135,12 @@ def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
 
 
 def _signed_ranks_outside(n: int) -> tuple[int, float]:
-    """Returns ``(out, part)``, which gives both bounds of the interval of ``signed_rank_ratio``.
+    """Returns ``(out, part)``, which give the bounds of the interval of ``signed_rank_ratio``.
 
-    Walsh averages are the means of all pairs of n values, including each value with itself. Let
-    ``a[0]`` be the outermost average at one end of the sorted averages, and ``a[1]`` the next one
-    inwards. The bound at this end is ``a[out] + part * (a[out + 1] - a[out])``. For more than 50
-    values, ``out`` comes from the normal approximation, and ``part`` is 0. Source: Hollander and
-    Wolfe, Nonparametric Statistical Methods (1973), section 3.3.
+    Let ``a`` be the sorted means of all pairs of values, beginning at one end. The bound at this
+    end is ``a[out] + part * (a[out + 1] - a[out])``. The test has only certain confidence levels,
+    so ``part`` interpolates between two levels. Source: Hollander and Wolfe, Nonparametric
+    Statistical Methods (1973), section 3.3.
     """
     mean = n * (n + 1) / 4
     if n > _COUNTED:
@@ -162,11 +156,10 @@ def _signed_ranks_outside(n: int) -> tuple[int, float]:
 
 
 def center(values: Floats) -> Floats:
-    """Returns the Hodges-Lehmann estimate: median of the means of all pairs, along the last axis.
+    """Returns the Hodges-Lehmann estimate along the last axis: the median of all pairs' means.
 
-    It is nearly as efficient as the mean, and a quarter of the values cannot move it far (Hodges
-    and Lehmann, Estimates of Location Based on Rank Tests, Annals of Mathematical Statistics 34:2,
-    1963).
+    A quarter of the values cannot change the estimate much. Source: Hodges and Lehmann, Estimates
+    of Location Based on Rank Tests, Annals of Mathematical Statistics 34:2, 1963.
     """
     first, second = np.triu_indices(values.shape[-1])
     pairs = (values[..., first] + values[..., second]) / 2
@@ -176,11 +169,9 @@ def center(values: Floats) -> Floats:
 def student_interval(value: float, values: Floats, confidence: float) -> Interval:
     """Returns Student's interval around an estimate of the values' center.
 
-    It is for few values. With 3 or 4 values, bootstrap percentiles miss the true center far more
-    often than stated, because they cannot leave the range of the values. The interval is ``value``
-    plus and minus t standard errors of the mean, even if ``value`` is not the mean. For a
-    Hodges-Lehmann estimate, this standard error is right for normal values, and too large if some
-    values are disturbed.
+    For 3 or 4 values, bootstrap percentiles would be too narrow, because they cannot leave the
+    range of the values. The interval is ``value`` plus and minus t standard errors of the mean. For
+    a Hodges-Lehmann estimate, this standard error is too large if some values are disturbed.
     """
     t = student_t_quantile((1 + confidence) / 2, len(values) - 1)
     half = t * float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -200,9 +191,9 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
     """Returns the means of 2,000 bootstrap samples.
 
     Args:
-        values: ``[n]`` or ``[n, columns]``; rows are drawn. Neighbouring rows are averaged if there
-            are more than 500, so that a long run stays cheap.
-        seed: seed of the draws; data sets that are independent need different seeds.
+        values: ``[n]`` or ``[n, columns]``; samples are drawn from the rows. If there are more than
+            500 rows, neighbouring rows are averaged first.
+        seed: seed of the draws; independent data sets need different seeds.
     """
     if len(values) > _BLOCKS:
         first = np.linspace(0, len(values), _BLOCKS, endpoint=False).astype(np.int64)
@@ -210,7 +201,6 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
         values = (np.add.reduceat(values, first, axis=0).T / lengths).T
     random = np.random.default_rng(seed)
     rows = random.integers(0, len(values), size=(_RESAMPLES, len(values)))
-    # The drawn values of all samples together would need 40 MB for five columns.
     parts = [values[some].mean(axis=1) for some in np.array_split(rows, _PARTS)]
     return np.concatenate(parts).astype(np.float64, copy=False)
 
@@ -226,16 +216,13 @@ def resamples(count: int) -> npt.NDArray[np.int64]:
 
 
 def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> Interval:
-    """Returns the interval of a figure from its resampled statistics.
+    """Returns the interval of a figure, given the figure's values in bootstrap samples.
 
-    It is for figures without a simple standard error. For few values, an interval of plain
-    percentiles is too narrow: the variance lacks the factor n / (n - 1), and the tails are those of
-    a normal instead of Student's distribution. Each bound is therefore the percentile at
-    probability ``Phi(-sqrt(n / (n - 1)) * t)`` from its end, with n = ``count`` and t Student's
-    quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About the
-    Bootstrap, The American Statistician 69:4, 2015). Percentiles also cannot leave the range of
-    ``drawn``. If all of ``drawn`` is finite, each bound is therefore at least
-    ``sqrt(n / (n - 1)) * t * drawn.std()`` away from ``value``.
+    For few values, plain percentiles would be too narrow. So each bound is the percentile at the
+    probability ``Phi(-sqrt(n / (n - 1)) * t)``, counted from its end. Here n is ``count``, and t is
+    Student's quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About the
+    Bootstrap, The American Statistician 69:4, 2015). If all of ``drawn`` is finite, each bound is
+    also at least ``sqrt(n / (n - 1)) * t * drawn.std()`` away from ``value``.
     """
     t = student_t_quantile((1 + confidence) / 2, count - 1)
     widened = math.sqrt(count / (count - 1))
@@ -255,7 +242,7 @@ def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:
 
 @lru_cache
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """Returns a quantile of Student's t distribution, by bisection on its integrated density.
+    """Returns a quantile of Student's t distribution.
 
     Args:
         probability: above 0.5 and below 1.
@@ -276,7 +263,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 def _student_t_cdf(t: float, degrees: int) -> float:
     """Returns the probability of values below ``t`` under Student's t distribution.
 
-    With n degrees of freedom and t = sqrt(n) tan(a), it integrates cos(a)^(n-1) by Simpson's rule.
+    Simpson's rule integrates cos(a)^(n - 1), with n = ``degrees`` and t = sqrt(n) tan(a).
     """
     scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(math.pi) / 2
     angle = np.linspace(0.0, math.atan(t / math.sqrt(degrees)), 2001)
@@ -294,7 +281,7 @@ CONFIDENCE = 0.95
 def ratio_of_rounds(
     above: Floats, below: Floats, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Returns the ``paired_ratio`` of the values of rounds; None for fewer than MIN_ROUNDS."""
+    """Returns the ``paired_ratio`` of rounds; None for fewer than MIN_ROUNDS rounds."""
     return None if len(above) < MIN_ROUNDS else paired_ratio(above, below, confidence)
 
 
@@ -307,7 +294,7 @@ def typical_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interva
 
 
 def mean_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Returns the mean with Student's interval; None for fewer than MIN_ROUNDS values or a NaN."""
+    """Returns the mean with Student's interval; None if values are too few or not finite."""
     if len(values) < MIN_ROUNDS or not np.isfinite(values).all():
         return None
     return student_interval(float(values.mean()), values, confidence)

@@ -1,4 +1,4 @@
-"""Values that lie farther from others than chance explains."""
+"""Finds values that lie farther from the others than chance explains."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Largest allowed probability that any of all values stands out by chance.
+#: Largest allowed probability that any value stands out by chance.
 SIGNIFICANCE: Final = 0.001
-#: A value can stand out only if its excess over the median is at least this many times the excess
-#: of any value that does not stand out.
+#: A value can stand out only if its excess over the median is at least this many times the largest
+#: excess of the other values.
 CLEARLY: Final = 2.0
-#: At least this many values must remain as the others, whose spread is measured.
+#: Smallest number of other values: their spread must be measured.
 FEWEST_OTHERS: Final = 3
-#: Terms of the series in ``student_tail`` are left out once below this fraction of the sum.
+#: The series in ``student_tail`` ends at the first term below this fraction of the sum.
 _NEGLIGIBLE = 1e-17
 
 
 def chance_beyond(value: float, others: Floats) -> float:
-    """Returns the probability that one more value like ``others`` is ``value`` or more.
+    """Returns the probability that another value like ``others`` is at least ``value``.
 
-    All values are taken as normal with one mean and spread, which are estimated from ``others``; so
-    the deviate has Student's t distribution. Returns 1.0 with fewer than two others, and 0.0 or 1.0
-    if all others are equal.
+    All values are assumed to come from one normal distribution. Returns 1.0 for fewer than two
+    others, and 0.0 or 1.0 if all others are equal.
     """
     count = len(others)
     if count < 2:
@@ -39,10 +38,10 @@ def chance_beyond(value: float, others: Floats) -> float:
 
 
 def student_tail(deviate: float, degrees: int) -> float:
-    """Returns the probability of ``deviate`` or more under Student's t with ``degrees`` degrees.
+    """Returns the probability that a value of Student's t distribution is at least ``deviate``.
 
-    Exact sums for whole degrees (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3
-    and 26.7.4); right to about 1e-14.
+    ``degrees`` is the number of degrees of freedom. The error is about 1e-14 (Abramowitz and
+    Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4).
     """
     angle = math.atan2(abs(deviate), math.sqrt(degrees))
     cosine_squared = math.cos(angle) ** 2
@@ -65,11 +64,11 @@ def standing_out(excess: Floats, most: int) -> list[int]:
     """Returns the indices of values that are clearly larger than all others, the largest first.
 
     Args:
-        excess: each value minus the median of all.
+        excess: each value minus the median of all values.
         most: largest number of values that may stand out.
 
-    Returns the largest set whose smallest value exceeds all others, clearly and by more than
-    chance; empty if there is none, or if a value is not known.
+    The largest set that stands out by more than chance is returned. It is empty if there is no such
+    set, or if a value is not finite.
     """
     if not np.isfinite(excess).all():
         return []
@@ -86,12 +85,12 @@ def standing_out(excess: Floats, most: int) -> list[int]:
 
 
 def chance_of_standing_out(excess: Floats, standing: Sequence[int]) -> float:
-    """Returns the probability that, by chance, any of all values is as large as ``standing``.
+    """Returns the probability that any value stands out as far as ``standing`` by chance.
 
     Args:
         excess: as for :func:`standing_out`.
-        standing: indices of values that are larger than all others; the smallest of them is
-            compared with the spread of the others.
+        standing: indices of the values that are larger than all others. The smallest of these
+            values is tested.
     """
     least = float(excess[list(standing)].min())
     return min(1.0, chance_beyond(least, np.delete(excess, list(standing))) * len(excess))

@@ -4,17 +4,18 @@ The rank test decides whether two samples come from one distribution.
 
 Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than
 the Other", Ann. Math. Statist. 18 (1947) 50-60. The p-value of small samples is exact, also with
-ties: all ways to draw the first sample's ranks are counted. For larger samples it is the normal
-approximation, corrected for ties and continuity (Lehmann, Nonparametrics, 1975, section 1.4).
+ties: all ways to draw the first sample's ranks are counted. The p-value of larger samples is the
+normal approximation, corrected for ties and continuity (Lehmann, Nonparametrics, 1975, section
+1.4).
 
-Neighbours in time may be correlated. If the lag-1 correlation is r, the mean of n values has about
-the variance of the mean of n (1 - r) / (1 + r) independent values; this number is the effective
-sample size (Bayley and Hammersley, "The Effective Number of Independent Observations in an
-Autocorrelated Time Series", J. R. Statist. Soc. Suppl. 8 (1946) 184-197).
+Successive values may be correlated. If the lag-1 correlation is r, n values are worth about
+n (1 - r) / (1 + r) independent values. This number is the effective sample size (Bayley and
+Hammersley, "The Effective Number of Independent Observations in an Autocorrelated Time Series",
+J. R. Statist. Soc. Suppl. 8 (1946) 184-197).
 
-The estimate of r from few values is too low: for n values about their own mean, its expectation is
-r - (1 + 3 r) / n (Kendall, "Note on Bias in the Estimation of Autocorrelation", Biometrika 41
-(1954) 403-404). ``lag_one`` corrects this.
+The estimate of r from n values is too low: its expectation is r - (1 + 3 r) / n (Kendall, "Note on
+Bias in the Estimation of Autocorrelation", Biometrika 41 (1954) 403-404). ``lag_one`` corrects
+this bias.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Larger estimates of a correlation are replaced by this value.
+#: Estimates of a correlation are limited to this value.
 LARGEST = 0.99
 
 
@@ -37,8 +38,7 @@ def lag_one(*samples: Floats) -> float:
 
     0 if all values are equal; ``LARGEST`` for samples of 3 values or fewer.
     """
-    # Samples of equal values are left out: the rounding error of their mean would look like a
-    # deviation that all values share.
+    # A sample of equal values is left out, because the mean has a rounding error.
     centred = [sample - sample.mean() for sample in samples if np.ptp(sample) > 0]
     if not centred:
         return 0.0
@@ -62,9 +62,8 @@ def worth(correlation: float) -> float:
 def cautious_worth(*samples: Floats) -> float:
     """Returns a low estimate of the effective sample size per value.
 
-    It is ``worth(r)``, with r one standard error above the samples' lag-1 correlation. A
-    correlation that is too small causes false alarms; a correlation that is too large only requires
-    more values.
+    The estimate is ``worth(r)``, with r one standard error above the samples' lag-1 correlation.
+    This avoids false alarms.
     """
     r = lag_one(*samples)
     return worth(r + math.sqrt(max(0.0, 1 - r**2) / sum(map(len, samples))))
@@ -72,12 +71,12 @@ def cautious_worth(*samples: Floats) -> float:
 
 #: Probability of a false alarm.
 SIGNIFICANCE = 0.05
-#: Up to this size of each sample, all choices of ranks are counted, which takes milliseconds.
+#: Largest size of a sample for which the p-value is exact, which takes milliseconds.
 _EXACT_UP_TO = 30
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
-    """Two-sided p-value of the rank test; 1.0 if a sample is empty or all values are equal."""
+    """Returns the two-sided p-value; 1.0 if a sample is empty or if all values are equal."""
     n, m = len(first), len(second)
     if n == 0 or m == 0:
         return 1.0
@@ -90,15 +89,15 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def least_p(n: int, m: int) -> float:
-    """The smallest p-value that samples of n and m values without ties can have."""
+    """Returns the smallest possible p-value of samples of n and m values without ties."""
     return min(1.0, 2 / math.comb(n + m, n))
 
 
 def with_correlation(p_value: float, correlation: float) -> float:
-    """Corrects a p-value for the correlation of neighbours in time.
+    """Corrects a p-value for the correlation of successive values.
 
-    The p-value's normal deviate is multiplied by the root of the effective sample size per value,
-    see the function ``worth``. A negative correlation changes nothing.
+    The normal deviate of the p-value is multiplied by ``sqrt(worth(correlation))``. A negative
+    correlation changes nothing.
     """
     if correlation <= 0 or p_value >= 1:
         return p_value
@@ -107,7 +106,7 @@ def with_correlation(p_value: float, correlation: float) -> float:
 
 
 def midranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of their ranks."""
+    """Returns ranks from 1; equal values get the mean of their ranks."""
     order = np.argsort(values, kind="stable")
     _, first, counts = np.unique(values[order], return_index=True, return_counts=True)
     shared = first + (counts + 1) / 2
@@ -117,10 +116,7 @@ def midranks(values: Floats) -> Floats:
 
 
 def _exact(ranks: Floats, n: int) -> float:
-    """Exact two-sided p-value of the first sample's rank sum, by counting all choices of n ranks.
-
-    ``ranks`` has the midranks of both samples; the first n are the first sample's.
-    """
+    """Returns the exact two-sided p-value of the sum of the first n ``ranks``."""
     doubled = np.rint(2 * ranks).astype(np.int64)  # doubled because midranks are multiples of 0.5
     total = int(doubled.sum())
     ways = np.zeros((n + 1, total + 1))
@@ -137,10 +133,9 @@ def _exact(ranks: Floats, n: int) -> float:
 
 
 def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
-    """Two-sided p-value of the first sample's rank sum, by the normal approximation.
+    """Returns the p-value of ``_exact`` in normal approximation.
 
-    ``ranks`` has the midranks of both samples; the first n are the first sample's. ``share`` is the
-    effective sample size per value; 1 without correlation.
+    ``share`` is the effective sample size per value.
     """
     size = len(ranks)
     _, ties = np.unique(ranks, return_counts=True)
@@ -150,21 +145,19 @@ def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
 
 
 def _beyond(away: float, variance: float) -> float:
-    """Two-sided p-value of a rank sum that is ``away`` from its mean, continuity-corrected."""
     return two_sided(max(0.0, abs(away) - 0.5) / math.sqrt(variance))
 
 
 def two_sided(deviate: float) -> float:
-    """Probability that a standard normal value is at least as far from 0 as ``deviate``."""
+    """Returns the two-sided p-value of a deviate of the standard normal distribution."""
     return math.erfc(abs(deviate) / math.sqrt(2))
 
 
 def step_test(a: Floats, b: Floats) -> float:
-    """Two-sided p-value for values with correlated neighbours, by the normal approximation.
+    """Returns the two-sided p-value of samples whose successive values may be correlated.
 
-    The variance of the rank sum is divided by the effective sample size per value
-    (``independent_share``). NaN if a sample is empty, or if the effective sample sizes are too
-    small for any difference to be significant.
+    The correlation is taken into account by ``independent_share``. NaN if a sample is empty, or if
+    the effective sample sizes are too small for a significant result.
     """
     n, m = len(a), len(b)
     if n == 0 or m == 0:
@@ -187,14 +180,14 @@ def independent_share(a: Floats, b: Floats) -> float:
 
 
 def smallest_p_value(n: float, m: float) -> float:
-    """Smallest p-value of two samples whose effective sizes are n and m."""
+    """Returns the smallest p-value of two samples whose effective sizes are n and m."""
     if n == 0 or m == 0:
         return 1.0
     return _beyond(n * m / 2, n * m * (n + m + 1) / 12)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values for their number by Holm's rule.
+    """Corrects the p-values of several tests by Holm's rule.
 
     Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scand. J. Statist. 6 (1979).
     """
@@ -208,7 +201,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values for their number by Holm's rule; NaN stays NaN and does not count."""
+    """Corrects the p-values of several tests by Holm's rule; NaN stays NaN and does not count."""
     known = [i for i, p in enumerate(p_values) if not math.isnan(p)]
     result = [math.nan] * len(p_values)
     for i, p in zip(known, holm([p_values[i] for i in known]), strict=True):

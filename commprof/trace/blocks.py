@@ -36,7 +36,7 @@ class Block:
 class Blocks:
     """The blocks of a trace file, in file order."""
 
-    #: Random number of the recording; the ring files that belong to this trace hold it too.
+    #: Random number of the recording; the recording's ring files hold the same number.
     session: int
     blocks: tuple[Block, ...]
     #: Offset after the last complete block, where another block would be appended.
@@ -47,9 +47,9 @@ class Blocks:
 
 @dataclass
 class BlockStream:
-    """Reads a trace file block by block, up to the first byte that is in no complete block.
+    """Reads a trace file block by block, up to the first incomplete block.
 
-    ``end`` and ``problems`` mean the same as in :class:`Blocks`, and grow as blocks are read.
+    ``end`` and ``problems`` are those of :class:`Blocks` for the part that was read.
     """
 
     _path: Path
@@ -85,8 +85,8 @@ class BlockStream:
             _, block_type, _, crc, _ = schema.BLOCK_HEADER.unpack(header)
             begin, self.end = self.end, self.end + len(header) + length
             if block_type == BlockType.SPARE:
-                # reserved space, or a block whose content is being replaced: its type and its
-                # checksum are written last
+                # Reserved space, or a block whose content is being replaced: the writer sets type
+                # and checksum last.
                 continue
             payload = self._file.read(length)
             if zlib.crc32(payload) == crc:
@@ -96,11 +96,11 @@ class BlockStream:
                 self.problems.append(said)
 
     def _payload_bytes(self, header: bytes) -> tuple[int, str]:
-        """Returns the payload length of the block at ``end``, and what is wrong with the block.
+        """Returns the payload length of the block at ``end``, and a sentence about an error.
 
-        If nothing is wrong, the text is empty; otherwise the length is 0.
+        The sentence is empty if the block has no error.
         """
-        # The writer writes a block's header last; until then the file has a hole there.
+        # The writer writes a block's header last; until then its bytes are 0.
         if len(header) < schema.BLOCK_HEADER.size or not any(header):
             return 0, f"cut off at byte {self.end}, before a block was complete"
         magic, _, length, _, _ = schema.BLOCK_HEADER.unpack(header)
@@ -120,7 +120,7 @@ class BlockStream:
 
 
 def read_blocks(path: Path, data: bytes) -> Blocks:
-    """Reads blocks up to the first byte that is not part of a complete block.
+    """Reads blocks up to the first incomplete block.
 
     Args:
         path: path for error messages.
@@ -135,13 +135,12 @@ def read_blocks(path: Path, data: bytes) -> Blocks:
 
 
 def pack_block(block_type: BlockType, payload: bytes) -> bytes:
-    """Packs the bytes of one block."""
+    """Returns the bytes of one block with its header."""
     header = (schema.BLOCK_MAGIC, block_type, len(payload), zlib.crc32(payload), 0)
     return schema.BLOCK_HEADER.pack(*header) + payload
 
 
 def _read_file_header(path: Path, header: bytes, file_bytes: int) -> tuple[int, int]:
-    """Returns the session number of the recording, and the offset of the first block."""
     if len(header) < schema.FILE_HEADER.size:
         raise TraceError(f"{path}: not a commprof trace (only {file_bytes} bytes)")
     magic, version, header_bytes, session, _ = schema.FILE_HEADER.unpack(header)

@@ -85,12 +85,12 @@ FLAG_SPARSE: Final = 64
 FLAG_IN_ISSUE: Final = 128
 FLAG_MANUAL_FINALIZE: Final = 256
 
-#: Source of a step boundary: the script, an optimizer's update, or one that GradScaler skipped.
+#: Source of a step boundary: the script, an update, or an update that GradScaler skipped.
 STEP_DECLARED: Final = 0
 STEP_UPDATED: Final = 1
 STEP_SKIPPED: Final = 2
 
-#: Stands for the number of samples read in a phase if they cannot be counted.
+#: Number of samples of a phase if the samples cannot be counted.
 SAMPLES_UNKNOWN: Final = 0xFFFFFFFF
 #: ``seq`` of a message that cannot be distinguished from others.
 NO_SEQ: Final = 0xFFFFFFFF
@@ -102,7 +102,7 @@ SURELY_UNMARKED: Final = 20
 #: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64
 OCTAVES: Final = 37
-#: Bound of a clock's drift while it is unknown; bound of its change between clock comparisons.
+#: Largest drift of a clock; largest change of a drift between comparisons of clocks.
 MOST_DRIFT: Final = 500e-6
 UNSEEN_WANDER: Final = 1e-6
 
@@ -171,7 +171,7 @@ AWAITS: Final = (
     "peer",
 )
 
-#: NCCL's algorithms and protocols, by code; code 0 stands for an unknown one.
+#: NCCL's algorithms and protocols, by code; code 0 means unknown.
 NCCL_ALGORITHMS: Final = (
     "",
     "TREE",
@@ -209,8 +209,7 @@ RECORD_MEMBERS: Final = (
     ("value", "<u8"),
 )
 
-#: Kind, name, member and content of each field; ``csrc/core/record_fields.inc`` says
-#: what these mean.
+#: Kind, name, member and content of each field; ``csrc/core/record_fields.inc`` explains them.
 RECORD_FIELDS: Final = (
     ("step", "index", "op_id", "number"),
     ("step", "ends", "aux", "number"),

@@ -24,8 +24,8 @@ Ints = npt.NDArray[np.int64]
 
 Table = TypeVar("Table")
 
-#: A column of times holds moments or durations. Moments are by the rank's clock: on another clock
-#: they are other numbers, and 0 means unknown. Durations are the same on every clock.
+#: Marks of columns that hold times. Moments depend on the clock, and 0 means unknown. Durations do
+#: not depend on the clock.
 MOMENT: Final[Mapping[str, str]] = {"time": "moment"}
 DURATION: Final[Mapping[str, str]] = {"time": "duration"}
 
@@ -39,11 +39,11 @@ class Collectives:
     """One row per collective, in order of issue."""
 
     op_id: Ints
-    #: Code of the operation; ``schema.OPS`` names it.
+    #: Index in ``schema.OPS``.
     op: Ints
     group: Ints
-    #: Sequence number of the collective in its group, equal on all ranks. For a point-to-point
-    #: message, its sequence number between its two ranks, or ``schema.NO_SEQ`` if not known.
+    #: Sequence number in the group, equal on all ranks. For a message between two ranks: sequence
+    #: number between these ranks, or ``schema.NO_SEQ`` if not known.
     seq: Ints
     #: Root, source or destination, as a rank in the group; 0 if the operation has none.
     peer: Ints
@@ -58,15 +58,12 @@ class Collectives:
     issue_ns: Ints = field(metadata=MOMENT)
     #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
-    #: Time at which the operation completed: on the host, or on the device if the device's times
-    #: were recorded. If a backend on the host does not report completion (gloo's point-to-point and
-    #: reduce-scatter), this is the time at which the wait for the operation returned. 0 if neither
-    #: is known.
+    #: Time at which the operation completed; 0 if not known. gloo does not report the completion of
+    #: messages and reduce-scatters: for them, this is the time at which a wait returned.
     end_ns: Ints = field(metadata=MOMENT)
-    #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0 (not known), or the
-    #: return of a wait that did not block: the operation had completed some time before.
+    #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0, or the operation
+    #: may have completed earlier.
     end_is_exact: npt.NDArray[np.bool_]
-    #: True if the operation ended with an error, at ``end_ns``.
     failed: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -75,12 +72,12 @@ class Collectives:
 
 
 def shifted_ns(time_ns: Ints, shift_ns: Ints) -> Ints:
-    """Returns moments that are later by ``shift_ns``; unknown ones stay 0."""
+    """Returns moments that are later by ``shift_ns``; unknown moments stay 0."""
     return np.where(time_ns > 0, time_ns + shift_ns, time_ns)
 
 
 def shifted(table: Table, shift_ns: Ints) -> Table:
-    """Returns a table whose moments are later by ``shift_ns``; unknown ones stay 0."""
+    """Returns a table whose moments are later by ``shift_ns``; unknown moments stay 0."""
     moments = (column.name for column in fields(table) if column.metadata == MOMENT)  # type: ignore[arg-type]
     moved = {name: shifted_ns(getattr(table, name), shift_ns) for name in moments}
     return replace(table, **moved)  # type: ignore[type-var]
@@ -94,8 +91,8 @@ class Steps:
     begin_ns: Ints = field(metadata=MOMENT)
     end_ns: Ints = field(metadata=MOMENT)
     thread: Ints
-    #: The event that ends the steps: "declared" by the script, an optimizer's "update", or
-    #: "backward".
+    #: What ends a step: the script ("declared"), an optimizer's update ("update"), or a backward
+    #: pass ("backward").
     source: str = DECLARED
 
     def __len__(self) -> int:
@@ -128,7 +125,7 @@ class Steps:
 class Spans(FieldGroup):
     """Intervals of threads' time, such as phases, waits or run delays."""
 
-    #: Phase code, operation id, or graph task id; see the function that makes the table.
+    #: For the meaning, see the function that makes the table.
     key: Ints
     thread: Ints
     begin_ns: Ints = field(metadata=MOMENT)
@@ -144,10 +141,10 @@ class Finalizations:
     """DDP's wait for its buckets at the end of each backward pass."""
 
     span: Spans
-    #: Wall time minus CPU time of the thread: it waited for a bucket or for a core.
+    #: Wall time minus CPU time of the thread, which waited for a bucket or for a core.
     blocked_ns: Ints = field(metadata=DURATION)
-    #: Part of ``blocked_ns`` in which the thread was ready to run and had no core; NaN if capture
-    #: did not read it, as in most steps when steps are short.
+    #: Part of ``blocked_ns`` in which the thread was ready to run but had no core; NaN if not
+    #: measured.
     no_core_ns: npt.NDArray[np.float64] = field(metadata=DURATION)
 
     def __len__(self) -> int:
@@ -161,9 +158,8 @@ class Buckets:
 
     op_id: Ints
     group: Ints
-    #: Number that is equal on all ranks for the same bucket. With a hook: how many buckets the
-    #: model's hook had received before this one. Without a hook: the sequence number of the
-    #: bucket's all-reduce in the group.
+    #: Number of the bucket, equal on all ranks. With a hook: the number of buckets that the model's
+    #: hook had received before. Without a hook: the sequence number of the bucket's all-reduce.
     seq: Ints
     index: Ints
     #: Hash of the shapes of the bucket's parameters.
@@ -173,7 +169,7 @@ class Buckets:
     thread: Ints
     ready_ns: Ints = field(metadata=MOMENT)
     launch_ns: Ints = field(metadata=MOMENT)
-    #: Completion of the bucket; 0 if none was recorded.
+    #: Time at which the bucket was complete; 0 if not recorded.
     end_ns: Ints = field(metadata=MOMENT)
 
     def __len__(self) -> int:
@@ -182,9 +178,9 @@ class Buckets:
 
 
 def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
-    """Decorates a function that makes a table, so that each trace keeps the table after one call.
+    """Decorates a function that makes a table of a trace, so that the trace keeps the table.
 
-    The table lives as long as its trace. Its arrays are read-only, because all callers share them.
+    The table's arrays are read-only, because all callers share them.
     """
 
     @functools.wraps(make)
@@ -199,7 +195,7 @@ def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
 
 
 def keep(trace: Trace, make: Callable[[Trace], Table], table: Table) -> None:
-    """Gives a trace the table that ``make``, decorated with ``once_per_trace``, would make."""
+    """Stores a table in a trace, in place of the table that ``make`` would make."""
     trace.tables[make.__wrapped__] = _read_only(table)  # type: ignore[attr-defined]
 
 
@@ -210,14 +206,14 @@ def keep_rows(
     count: Sequence[int] | Ints,
     cut: Callable[[Table, slice], Table] = rows_of,
 ) -> None:
-    """Gives each of some traces its rows of a table, in place of the table that ``make`` makes.
+    """Stores in each trace its rows of a table, in place of the table that ``make`` would make.
 
     Args:
         traces: the traces.
         make: a function that is decorated with ``once_per_trace``.
-        whole: the rows of one trace after the other.
+        whole: table with the rows of all traces, trace by trace.
         count: number of rows of each trace.
-        cut: returns rows of ``whole`` as a table.
+        cut: function that returns rows of ``whole`` as a table.
     """
     key: Any = make.__wrapped__  # type: ignore[attr-defined]
     _read_only(whole)
@@ -227,10 +223,9 @@ def keep_rows(
 
 
 def tables_of(traces: Sequence[Trace], make: Callable[[Trace], Table]) -> Sequence[Table]:
-    """Returns what ``make``, decorated with ``once_per_trace``, returns for each trace.
+    """Returns the table of each trace; ``make`` must be decorated with ``once_per_trace``.
 
-    If :func:`keep_rows` gave the traces rows of larger tables, :func:`joined` reads columns of the
-    result from the larger tables, without making a table for each trace.
+    If :func:`keep_rows` stored the rows, :func:`joined` reads columns without making the tables.
     """
     key: Any = make.__wrapped__  # type: ignore[attr-defined]
     stored = [trace.tables.get(key) for trace in traces]
@@ -245,7 +240,7 @@ def tables_of(traces: Sequence[Trace], make: Callable[[Trace], Table]) -> Sequen
 
 
 def discard(trace: Trace, make: Callable[[Trace], Table]) -> None:
-    """Frees the table that ``make``, decorated with ``once_per_trace``, has made of a trace."""
+    """Frees the table that ``make`` has stored in a trace."""
     trace.tables.pop(make.__wrapped__, None)  # type: ignore[attr-defined]
 
 
@@ -257,8 +252,6 @@ def _read_only(table: Table) -> Table:
     for name, column in vars(table).items():
         if isinstance(column, np.ndarray):
             if column.size > _LONG and _is_one_value(column):
-                # A column whose value never changes, such as operation or size, is stored as one
-                # value.
                 column = repeated(column[0], len(column))
                 object.__setattr__(table, name, column)
             column.flags.writeable = False
@@ -268,7 +261,7 @@ def _read_only(table: Table) -> Table:
 
 
 def _is_one_value(column: npt.NDArray[np.generic]) -> bool:
-    """True if a column that is stored value by value has one value in all rows."""
+    """True if a column stores the same value for every row."""
     if column.ndim != 1 or column.strides == (0,):
         return False
     return bool(column[0] == column[-1]) and bool((column == column[0]).all())
@@ -276,7 +269,7 @@ def _is_one_value(column: npt.NDArray[np.generic]) -> bool:
 
 @once_per_trace
 def collectives(trace: Trace) -> Collectives:
-    """Returns the collectives, each issue joined with its completion."""
+    """Returns the collectives of a trace."""
     issues = of_kind(trace.records, Kind.ISSUE)
     op_id = ints(issues["op_id"])
     ends = of_kind(trace.records, Kind.END)
@@ -320,7 +313,7 @@ def blocked(waits: Records) -> npt.NDArray[np.bool_]:
 
 @once_per_trace
 def steps(trace: Trace) -> Steps:
-    """Returns the complete steps, which lie between successive boundaries of ``step_marks``."""
+    """Returns the complete steps of a trace."""
     marks = step_marks(trace.records)
     ends = complete_steps(marks.step, marks.ends, np.zeros(len(marks.step), dtype=np.int64))
     return Steps(
@@ -333,10 +326,10 @@ def steps(trace: Trace) -> Steps:
 
 
 def steps_of_ranks(traces: Sequence[Trace], numbers: Ints) -> tuple[Steps, Ints]:
-    """Returns the steps of all ranks whose numbers are among ``numbers``.
+    """Returns the steps with the given numbers, rank by rank.
 
-    ``numbers`` must be in ascending order. The rows of one rank follow those of the rank before.
-    Also returns the first row of each rank, followed by the number of all rows.
+    ``numbers`` must be in ascending order. Also returns the first row of each rank, followed by the
+    number of all rows.
     """
     tables = tables_of(traces, steps)
     chosen = np.flatnonzero(is_in(joined(tables, "index"), numbers))
@@ -355,9 +348,9 @@ def phases(trace: Trace) -> Spans:
 
 @once_per_trace
 def waits(trace: Trace) -> Spans:
-    """Returns the times that threads were blocked by an operation; ``key`` is the operation's id.
+    """Returns intervals in which an operation blocked a thread; ``key`` is the operation's id.
 
-    A thread was blocked in ``Work.wait``, in a future's ``wait``, or in the call that issued the
+    A thread is blocked in ``Work.wait``, in a future's ``wait``, or in the call that issues the
     operation.
     """
     records = of_kind(trace.records, Kind.WAIT)
@@ -366,14 +359,14 @@ def waits(trace: Trace) -> Spans:
 
 @once_per_trace
 def pauses(trace: Trace) -> Spans:
-    """Returns the times in which no thread of the process ran; ``key`` is 0."""
+    """Returns the intervals in which no thread of the process ran; ``key`` is 0."""
     records = of_kind(trace.records, Kind.PAUSE)
     return _spans(records, np.zeros(len(records), dtype=np.int64))
 
 
 @once_per_trace
 def run_delays(trace: Trace) -> Spans:
-    """Returns intervals in which threads lacked a core; ``key``: time without a core in ns."""
+    """Returns intervals in which a thread lacked a core; ``key`` is the time without core in ns."""
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
 
@@ -382,30 +375,28 @@ def run_delays(trace: Trace) -> Spans:
 def helpers_cpu(trace: Trace) -> Spans:
     """Returns the intervals of ``run_delays``; ``key`` is the CPU time of helper threads, in ns.
 
-    An interval belongs to one thread; helper threads are all other threads of the process, such as
-    the backend's. If the rank has several intra-op threads, or their number is unknown, ``key`` is
-    0: the other intra-op threads do the rank's own work, and must not count as helper threads.
+    Helper threads are all threads of the process except the interval's thread. ``key`` is 0 unless
+    the rank has exactly one intra-op thread, because intra-op threads do the rank's own work.
     """
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, has_one_thread(trace) * ints(records["bytes_out"]))
 
 
 def has_one_thread(trace: Trace) -> bool:
-    """True if the rank has one intra-op thread: all other threads of its process are helpers."""
+    """True if the rank is known to have exactly one intra-op thread."""
     return bool(trace.metadata.get("threads") == 1)
 
 
 def own_run_delays(trace: Trace) -> Spans:
-    """Returns the intervals of ``run_delays``; ``key`` bounds the delay caused by helper threads.
+    """Returns the intervals of ``run_delays``; ``key`` is the largest delay by helpers in ns.
 
-    ``key`` is the time without a core in ns, but at most the CPU time of the helper threads. This
-    is an upper bound, because helper threads may have run on another core.
+    Such a delay is at most the time without a core, and at most the CPU time of the helper threads.
     """
     found = run_delays(trace)
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))
 
 
-#: By counter of the kernel: the member of a ``Kind.HOST_COUNTS`` record that holds the counter.
+#: For each counter of the kernel: the member of ``Kind.HOST_COUNTS`` that holds the counter.
 HOST_COUNTS = {
     name: field.member
     for name, field in schema.FIELDS[Kind.HOST_COUNTS].items()
@@ -417,8 +408,8 @@ HOST_COUNTS = {
 def host_counts(trace: Trace) -> dict[str, Spans]:
     """Returns intervals of threads for each counter in ``HOST_COUNTS``.
 
-    ``key`` is the increase of the counter. An interval is recorded if the thread lacked a core, had
-    a major page fault, or had many minor page faults in it.
+    ``key`` is the increase of the counter. An interval is recorded only if the thread lacked a
+    core, had a major page fault, or had many minor page faults.
     """
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     spans = _spans(records, np.zeros(len(records), dtype=np.int64))
@@ -429,8 +420,8 @@ def host_counts(trace: Trace) -> dict[str, Spans]:
 def finalizations(trace: Trace) -> Finalizations:
     """Returns DDP's waits for its buckets; ``span.key`` is the id of the autograd graph task.
 
-    A pass that the script finalises itself, by ``finalize_backward()``, has only that finalisation:
-    DDP does not wait at the end of such a pass.
+    If the script calls ``finalize_backward()`` for a pass, only this call counts: DDP then does not
+    wait at the end of the pass.
     """
     begin, end = _paired_finalizations(trace.records)
     wall = ints(end["timestamp_ns"]) - ints(begin["timestamp_ns"])
@@ -455,7 +446,6 @@ def finalized_passes(trace: Trace) -> Ints:
 
 
 def _paired_finalizations(records: Records) -> tuple[Records, Records]:
-    """Returns the begins of finalisations, and for each the next end on the same thread."""
     begin, end = of_kind(records, Kind.FINALIZE_BEGIN), of_kind(records, Kind.FINALIZE_END)
     if not _take_turns(begin, end):
         both = of_kinds(records, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
@@ -473,7 +463,7 @@ def _paired_finalizations(records: Records) -> tuple[Records, Records]:
 
 
 def _take_turns(begin: Records, end: Records) -> bool:
-    """True if begins and ends alternate on one thread, so that each pass was finalised once."""
+    """True if begins and ends alternate, all on one thread."""
     if len(begin) != len(end):
         return False
     if not len(begin):
@@ -491,7 +481,7 @@ def _take_turns(begin: Records, end: Records) -> bool:
 def finalises(graph_task: Ints, flags: Ints) -> npt.NDArray[np.bool_]:
     """Returns a mask of the finalisations that wait for the buckets of their backward pass.
 
-    If the script finalised a pass itself, only the script's finalisation waits for them.
+    If the script finalised a pass, only the script's finalisation waits for the buckets.
     """
     manual = flags & schema.FLAG_MANUAL_FINALIZE != 0
     result: npt.NDArray[np.bool_] = manual | ~np.isin(graph_task, graph_task[manual])
@@ -531,9 +521,9 @@ def _no_buckets() -> Buckets:
 
 
 def recorded(trace: Trace, kind: schema.Kind, name: str) -> npt.NDArray[Any]:
-    """Returns a field of the records of one kind, in their order.
+    """Returns a field of all records of one kind.
 
-    ``name``: name of the field in ``schema.FIELDS``. Numbers are int64, or float64 if the field
+    ``name`` is the field's name in ``schema.FIELDS``. The values are int64, or float64 if the field
     holds a double.
     """
     field = schema.FIELDS[kind][name]
@@ -544,7 +534,7 @@ def recorded(trace: Trace, kind: schema.Kind, name: str) -> npt.NDArray[Any]:
 
 
 def of_operations(trace: Trace, op_id: Ints, kind: schema.Kind, name: str) -> npt.NDArray[Any]:
-    """Returns a field of the records of one kind for each operation; 0 for one without a record.
+    """Returns a recorded field of each operation; 0 for an operation without a record.
 
     Args:
         trace: the trace.
@@ -557,7 +547,7 @@ def of_operations(trace: Trace, op_id: Ints, kind: schema.Kind, name: str) -> np
 
 
 def stacks(trace: Trace, op_id: Ints) -> Ints:
-    """Returns the number in ``Trace.stacks`` of each operation's stack; 0 if it has none."""
+    """Returns the key in ``Trace.stacks`` of each operation; 0 for operations without a stack."""
     return of_operations(trace, op_id, Kind.STACK, "stack")
 
 
@@ -567,7 +557,7 @@ def of_kind(records: Records, kind: schema.Kind) -> Records:
 
 
 def of_kinds(records: Records, *kinds: schema.Kind) -> Records:
-    """Returns the records of some kinds, in their order."""
+    """Returns the records of some kinds, in unchanged order."""
     if isinstance(records, PackedRecords):
         return records.of_kinds(*kinds)
     return records.compress(one_of(records, *kinds))
@@ -601,20 +591,18 @@ def _spans(records: Records, key: Ints) -> Spans:
 class Compressions:
     """One row per bucket that a compressor has sent."""
 
-    #: Operation id of the bucket.
     op_id: Ints
     scheme: tuple[str, ...]
-    #: Size of this rank's encoded gradients, and number of bytes that the rank sent for the bucket.
+    #: Bytes of this rank's encoded gradients, and bytes that the rank sent for the bucket.
     payload_bytes: Ints
     wire_bytes: Ints
     #: True if some rank's gradients were not finite.
     non_finite: npt.NDArray[np.bool_]
-    #: When the compressor's thread began with the bucket.
+    #: Time at which the compressor's thread began with the bucket.
     begin_ns: Ints = field(metadata=MOMENT)
-    #: [stages of ``schema.STAGES``, buckets]: sum of the times of each stage.
+    #: ``[stage, bucket]``: total time of each stage of ``schema.STAGES``.
     stage_ns: Ints = field(metadata=DURATION)
-    #: Figures of kind QUALITY, see ``commprof.trace.schema``. A figure that was not measured is
-    #: NaN; a count is then -1.
+    #: Fields of records of kind QUALITY. If not measured, a real number is NaN and a count is -1.
     relative_error: npt.NDArray[np.float64]
     cosine: npt.NDArray[np.float64]
     residual_ratio: npt.NDArray[np.float64]
@@ -654,10 +642,6 @@ def compressions(trace: Trace) -> Compressions:
 
 
 def _stage_ns(op_id: Ints, spans: Records) -> Ints:
-    """Returns the summed length of spans in ns, as an array ``[stages, buckets]``.
-
-    Spans of one stage do not overlap. ``op_id``: operation id of each bucket.
-    """
     result = np.zeros((len(schema.STAGES), len(op_id)), dtype=np.int64)
     row = row_of(ints(spans["op_id"]), op_id)
     known = (row >= 0) & (spans["aux"] < len(schema.STAGES))
@@ -667,6 +651,5 @@ def _stage_ns(op_id: Ints, spans: Records) -> Ints:
 
 
 def _name(value: int) -> str:
-    """Decodes a scheme's name, with "?" for bytes that are not printable ASCII."""
     text = value.to_bytes(8, "little").rstrip(b"\0").decode("ascii", "replace")
     return "".join(c if c.isprintable() and c.isascii() else "?" for c in text)

@@ -1,16 +1,15 @@
-"""Times at which an accelerator ran kernels and copies, and how they divide time into parts.
+"""Divides time by the kernels and copies that an accelerator ran.
 
-Kernels and copies of several streams may run at once. Each moment belongs to the first of these
-parts for which something runs then:
+Several kernels and copies may run at the same time. Each moment belongs to the first of these parts
+that runs:
 
-    compute                a kernel other than those of communication
-    communication          a kernel of communication, while no copy within the device runs (such a
-                           copy hides communication, as a compute kernel does): exposed
-                           communication
-    copies                 a copy between host and device, within or between devices, or a fill
+    compute                a kernel that does not communicate
+    communication          a kernel that communicates, while no copy within the device runs (such
+                           a copy hides communication, as a compute kernel does)
+    copies                 any copy, or a fill of memory
     idle                   nothing
 
-So ``compute + communication + copies + idle`` is all time.
+The four parts add up to all time.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from commprof.trace.stretches import Ints, Stretches, outside, union
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """What one device ran; in each field, each moment counts once."""
+    """What one device ran; the stretches of a field do not overlap."""
 
-    #: Kernels of collectives and messages; None if the recording lacks them.
+    #: Kernels of collectives and messages; None if not recorded.
     communication: Stretches | None
     #: All other kernels.
     compute: Stretches
@@ -40,7 +39,7 @@ class DeviceActivity:
 
     @cached_property
     def hiding(self) -> Stretches:
-        """Times at which communication would be hidden if it ran."""
+        """Times at which compute kernels or copies within the device can hide communication."""
         return union(self.compute, self.copies_within)
 
     @cached_property
@@ -53,7 +52,7 @@ class DeviceActivity:
 
     @cached_property
     def copies(self) -> Stretches:
-        """Times at which copies or fills ran, but no compute kernel or exposed communication."""
+        """Times at which copies or fills ran, without compute kernels or exposed communication."""
         both = union(self.copies_within, self.other_copies)
         return outside(both, union(self.compute, self.exposed))
 
@@ -65,7 +64,7 @@ class DeviceActivity:
 
     @property
     def kinds(self) -> tuple[Stretches, ...]:
-        """All fields that the recording has."""
+        """All fields that are not None."""
         others = self.compute, self.copies_within, self.other_copies
         return others if self.communication is None else (self.communication, *others)
 
@@ -80,9 +79,9 @@ class DeviceActivity:
 
     @classmethod
     def joined(cls, of_ranks: Sequence[DeviceActivity], shift_ns: Ints) -> DeviceActivity:
-        """Joins the activity of ranks; their times are shifted so that they follow one another.
+        """Joins the activity of ranks; each rank's times are increased by its ``shift_ns``.
 
-        Either all ranks have ``communication``, or none.
+        ``communication`` must be None for all ranks or for no rank.
         """
 
         def in_a_row(of_kind: Sequence[Stretches]) -> Stretches:

@@ -1,4 +1,4 @@
-"""Shapes of a trace's JSON blocks, and functions that read and check them."""
+"""Reads and checks the JSON blocks of traces, whose shapes are defined here."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from commprof._reading import AlikeObjects
 
 #: Keys of the first metadata block, which also holds the keys given to ``profile(metadata=...)``.
+#: Traces of older versions lack the keys that may be None.
 METADATA: Final[dict[str, Shape]] = {
     "rank": int,  # global rank of the process
     "world_size": int,  # ranks of the job
     "local_rank": int,  # rank on this host
     "restart_count": int,  # elastic restarts before this one
-    "pid": int,  # process id
+    "pid": int,
     "main_thread": int,  # kernel id of the thread that started capture
-    "command": list[str],  # command line as a list of arguments
+    "command": list[str],
     "python": str,  # version
     "torch": str,  # version
     "commprof": str,  # version
     "backend": str,  # backend of the default process group; empty if there is no group
     "threads": int,  # torch's intra-op threads of the process
-    "capture": str,  # native, python, or nccl (NCCL's plugin; versions unknown to it are empty)
-    # usable_cpus: indices of the CPUs that the rank may use, or to which it is pinned.
+    "capture": str,  # native, python or nccl (NCCL's plugin; it leaves some versions empty)
+    # usable_cpus: indices of the CPUs that the rank may use.
     "machine": {
         "hostname": str,
         "boot_id": str,
@@ -45,55 +46,52 @@ METADATA: Final[dict[str, Shape]] = {
     },
     # The same moment on two clocks.
     "clock": {"source": str, "monotonic_ns": int, "realtime_ns": int},
-    "ring_prefix": str,  # ring files are this prefix, a number and .ring; empty without rings
-    "record_bytes": int,  # 64
+    "ring_prefix": str,  # path of a ring file without number and .ring; empty without rings
+    "record_bytes": int,  # always 64
     "kinds": list[str],  # names by code, as in the next three lists
-    "ops": list[str],  # operations, in c10d's words
-    "phases": list[str],  # phases of a step
+    "ops": list[str],  # c10d's names of operations
+    "phases": list[str],
     "dtypes": list[str],  # empty in a trace of the Python capture
     # For each model given to ``attach``: its inner hooks, in order of first use. A compressor is
     # written as NAME:option=value,...
     "hooks": list[str],
-    # TORCHELASTIC_RUN_ID, which the attempts of an elastic job share; empty if unset. Traces of
-    # older versions do not have it.
+    # TORCHELASTIC_RUN_ID, which the attempts of an elastic job share; empty if unset.
     "elastic_run_id": str | None,
-    # torchft's name of the replica group that the process belongs to; empty if there is none.
+    # torchft's name of the process's replica group; empty without torchft.
     "replica": str | None,
-    # SLURM's path of the host in its network, from the top: "switch.switch.node"; empty without
-    # one. Traces of older versions do not have it.
+    # SLURM's path of the host in the network, such as "switch.switch.node"; empty if not known.
     "topology": str | None,
-    # Level of torch's checks of collectives when capture began, TORCH_DISTRIBUTED_DEBUG. Traces of
-    # older versions do not have it.
+    # Level of TORCH_DISTRIBUTED_DEBUG when capture began.
     "debug_level": str | None,
-    # Absolute path of the file that the process runs; empty if there is none or it is not found.
-    # Traces of older versions do not have it.
+    # Absolute path of the file that the process runs; empty if not known.
     "script_path": str | None,
 }
-#: More ranks than any job has. Readers use no larger number from a file: it could make them
+#: More ranks than any job has. Readers reject larger numbers in a file, which could make them
 #: allocate too much memory.
 MOST_RANKS: Final = 1 << 20
-#: Figures of a GPU, each with its mean, minimum and maximum.
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
-#: Keys that a later metadata block may set again; a block may hold any of them.
+#: Keys that later metadata blocks may set; each block may hold any of these keys.
 MORE_METADATA: Final[dict[str, Shape]] = {
-    # "hooks" and "threads" as in the first block; "threads" only if the script changed the number.
     "hooks": list[str],
-    "threads": int,  # as the script set it last
-    # Written when capture starts: begin_monotonic_ns (earlier traces of the process ended before
-    # it), and network_namespace, empty if unknown. Older versions wrote both at the end of capture.
-    # Written when capture ends: three objects whose keys are names of network interfaces, namely
-    # interfaces (received_bytes and sent_bytes while capture was on), mtu_bytes, and
-    # rated_mbit_per_s (only of interfaces with an IPv4 address that are not bridges; 0 if not
-    # known). Also ddp_logs, with an object for each trained DDP model, 32 at most. The object holds
-    # DDP's own log of the model and these keys: group_name; own_exchange, the hook or method that
-    # exchanges gradients instead of DDP's all-reduce; parameter_bytes, in the order of the indices
-    # in DDP's log; and sparse_modules, the number of modules with sparse gradients. ddp_models is
-    # the number of DDP models that were trained.
+    "threads": int,  # only if the script changed the number
+    # Written when capture starts (by older versions: when capture ends):
+    #   begin_monotonic_ns: earlier traces of the process ended before this time.
+    #   network_namespace: empty if not known.
+    # Written when capture ends:
+    #   interfaces: for each network interface received_bytes and sent_bytes during capture.
+    #   mtu_bytes: for each network interface.
+    #   rated_mbit_per_s: for interfaces with an IPv4 address, except bridges; 0 if not known.
+    #   ddp_models: number of DDP models that were trained.
+    #   ddp_logs: for each of these models (32 at most), DDP's own log and the following keys.
+    #     group_name
+    #     own_exchange: hook or method that exchanges gradients in place of DDP's all-reduce.
+    #     parameter_bytes: in the order of the indices in DDP's log.
+    #     sparse_modules: number of modules with sparse gradients.
     "cross_check_sources": dict,
     # Number of threads that run the collectives of each gloo group, by the group's name.
     "gloo_threads": dict,
-    # NVML's figures of the rank's GPU so far, each with mean, minimum and maximum; and, for each
-    # reason to limit the GPU's clock, the number of samples in which this reason applied.
+    # NVML's figures of the rank's GPU, each with mean, minimum and maximum.
+    #   limited: number of samples in which the GPU's clock was limited, by reason.
     "device_telemetry": {
         "uuid": str,
         "samples": int,
@@ -104,65 +102,60 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     },
     # Why capture recorded no times on the device; empty if it did, or if there is no device.
     "no_device_times": str,
-    # plan, in the format of --trial; first_step, the index of the trial's first step; left_out, for
-    # each candidate that was not tried the reason.
+    # plan: in the format of --trial. first_step: index of the trial's first step. left_out: for
+    # each candidate that was not tried, the reason.
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
-    # values: for each step of the trial the value on which backward() was called, or null.
+    # values: for each step of the trial, the value on which backward() was called, or null.
     "trial_losses": dict,
-    # Why a trial that was asked for did not begin.
     "no_trial": {"reason": str, "begin_monotonic_ns": int},
-    # The exception that ended the capture, as one line, or "SystemExit with exit code N"; empty if
-    # a later capture of the process ended without one.
+    # error: the exception that ended the capture, as one line, or "SystemExit with exit code N".
+    # Empty if a later capture of the process ended without an exception.
     "ending": {"error": str},
-    # The first write that failed.
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
-    # recording is False if recording went off at monotonic_ns and stayed off for half a second or
-    # longer, because the mode was "off" or the script switched recording off. It is True if
-    # recording went on again at monotonic_ns. Absent until recording has been off for that long.
+    # Absent unless recording has been off for half a second or longer. recording: False if
+    # recording went off at monotonic_ns, True if it went on again.
     "capture_state": {"recording": bool, "monotonic_ns": int},
-    # True if ring files were requested but some threads' rings have no file, for lack of space: the
-    # existing ring files then do not hold all new records. Absent otherwise.
+    # True if ring files were requested, but some rings have no file because space was lacking.
+    # Absent otherwise.
     "private_rings": bool,
     # Pauses of half a second or more in which the process did not run; each pause also has a
     # record.
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
-    # Garbage collections of 1 ms or more: the begin and end of each, 4,096 at most, and the total.
+    # Garbage collections of 1 ms or more. total_ns: time of all these collections. begin_ns and
+    # end_ns: 4,096 at most.
     "garbage": {"total_ns": int, "begin_ns": list[int], "end_ns": list[int]},
-    # Times at which DDP synchronised its buffers in forward passes, including the collectives. Here
-    # and in ddp_searches, 4,096 at most.
+    # Times at which DDP synchronised its buffers in forward passes, 4,096 at most.
     "ddp_buffer_syncs": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which DDP searched the autograd graph for unused parameters.
+    # Times at which DDP searched the autograd graph for unused parameters, 4,096 at most.
     "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
-    # Begin and end of FSDP's reductions of gradients in backward passes: the collectives, and the
-    # copies before and after them. Here and in the next three keys, 4,096 at most.
+    # Times at which FSDP reduced gradients, with the copies before and after; 4,096 at most.
     "fsdp_reductions": {"begin_ns": list[int], "end_ns": list[int]},
-    # FSDP's preparation of a unit for backward: gathering it again if it was released.
+    # Times at which FSDP prepared a unit for backward, mainly by a gather; 4,096 at most.
     "fsdp_backward_gathers": {"begin_ns": list[int], "end_ns": list[int]},
-    # FSDP2's preparation of a unit for forward: gathering it if it was released.
+    # Times at which FSDP2 prepared a unit for forward, mainly by a gather; 4,096 at most.
     "fsdp_forward_gathers": {"begin_ns": list[int], "end_ns": list[int]},
-    # Calls of DTensor.full_tensor, which gathers the shards of a tensor.
+    # Times of DTensor.full_tensor, which gathers the shards of a tensor; 4,096 at most.
     "full_tensors": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which torch pickled Python objects for a collective, 4,096 at most; objects that
-    # follow one another count as one.
+    # Times at which torch pickled Python objects for a collective, 4,096 at most.
     "object_pickles": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which torch unpickled objects after a collective; limited and joined like
-    # object_pickles.
+    # Times at which torch unpickled objects after a collective, 4,096 at most.
     "object_unpickles": {"begin_ns": list[int], "end_ns": list[int]},
     # Times of torch.save on the main thread, from the first byte until the file is closed.
     "saves": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which a DataLoader started worker processes for a pass over the data.
     "loader_worker_starts": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which a DataLoader ended its worker processes.
     "loader_worker_stops": {"begin_ns": list[int], "end_ns": list[int]},
     # Times of backward passes with autograd's anomaly detection on.
     "anomaly_backwards": {"begin_ns": list[int], "end_ns": list[int]},
-    # Passes over DataLoaders, 1,024 at most. begin_ns: when the first batch was asked for; end_ns:
-    # when the last batch came, or the pass ended. sampler and epoch count from 1, and seed is a
-    # checksum; all three are 0 without a DistributedSampler that shuffles by its epoch. batches:
-    # number of batches. checksum: of the content of the first 4 batches; contents: number of
-    # different contents among them; both are 0 if any part of these batches was not compared.
-    # Later versions also write length: the number of batches of a whole pass, or 0 if the data set
-    # does not tell it.
+    # Passes over DataLoaders, 1,024 at most.
+    #   begin_ns: when the first batch was requested.
+    #   end_ns: when the last batch came, or the pass ended.
+    #   sampler, epoch: count from 1; 0 without a DistributedSampler that shuffles by its epoch.
+    #   seed: a checksum; 0 if sampler is 0.
+    #   batches: number of batches.
+    #   checksum: of the first 4 batches; 0 if any part of these batches was not compared.
+    #   contents: number of different contents of these batches; 0 if checksum is 0.
+    #   length (only later versions): number of batches of a whole pass; 0 if not known.
     "data_passes": {
         "begin_ns": list[int],
         "end_ns": list[int],
@@ -173,14 +166,11 @@ MORE_METADATA: Final[dict[str, Shape]] = {
         "checksum": list[int],
         "contents": list[int],
     },
-    # Times of compilations by torch.compile during the capture; torch remembers the last 64.
+    # Times of compilations by torch.compile during the capture; torch stores only the last 64.
     "compilations": {"begin_ns": list[int], "end_ns": list[int]},
-    # Bytes of the parameters that the optimizers updated in their first updates: of all parameters,
-    # of those that DDP models reduce, and of those that DDP models were told to ignore. sharded is
-    # True if some parameters are shards. other_libraries: loaded libraries that communicate outside
-    # of torch.distributed. Later versions also write flat, ddp_model_bytes, updated_models and
-    # kept_gradients, see trace.exchanged, and untrained_modules: the outermost modules of DDP
-    # models whose gradients are reduced but whose parameters no update trained.
+    # See Trained in trace.exchanged. Later versions also write flat, ddp_model_bytes,
+    # updated_models, kept_gradients and untrained_modules. The last key lists outermost modules of
+    # DDP models: DDP reduced their gradients, but no update trained their parameters.
     "trained": {
         "parameter_bytes": int,
         "sharded": bool,
@@ -188,22 +178,22 @@ MORE_METADATA: Final[dict[str, Shape]] = {
         "ignored_bytes": int,
         "other_libraries": list[str],
     },
-    # On rank 0: comparisons of all ranks' models, one every ``every`` steps; first_step is the
-    # first step after which the models of the listed ranks differed.
+    # On rank 0: comparisons of all ranks' models. every: steps from one comparison to the next.
+    # first_step: first step after which the models of ``ranks`` differed.
     "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list[str]},
 }
-#: Keys of ``MORE_METADATA`` that a check by ``METADATA`` leaves unchecked in the first block.
+#: Keys of ``MORE_METADATA`` that ``METADATA`` does not check in the first block.
 _ONLY_LATER: Final = frozenset(MORE_METADATA) - {
     key for key in METADATA if METADATA[key] == MORE_METADATA.get(key)
 }
-#: Python frames that issued operations. id counts from 1 in order of first use. The frames are
-#: written as ``file:line function``, innermost first, 48 at most.
+#: Python frames that issued an operation, 48 at most: ``file:line function``, innermost first. id
+#: counts from 1 in order of first use.
 STACK: Final[dict[str, Shape]] = {"id": int, "frames": list[str]}
-#: Last block of a closed trace: number of records written, number lost (a ring was full, all rings
-#: were in use, or the disk stayed full), and the time of closing.
+#: Last block of a closed trace. records: number of records written. dropped: number of records that
+#: were lost, for example because a ring was full.
 END: Final[dict[str, Shape]] = {"records": int, "dropped": int, "end_monotonic_ns": int}
-#: Replaces END if the process died: records moved from ring files into the trace, and records that
-#: full rings had dropped.
+#: Replaces END if the process died. records: number of records moved from ring files to the trace.
+#: dropped: number of records that full rings had dropped.
 SALVAGED: Final[dict[str, Shape]] = {"records": int, "dropped": int}
 
 
@@ -215,7 +205,7 @@ class Communicator:
     id: int
     #: NCCL's hash in hexadecimal digits, equal on all ranks.
     hash: str
-    #: The user's name; empty if there is none.
+    #: Name that the user gave; empty if there is none.
     name: str
     #: This process's rank.
     rank: int
@@ -229,7 +219,6 @@ class Communicator:
 
 
 _OF_GROUP: Final = ("id", "name", "description", "backend", "rank", "size", "token")
-#: Number of characters of a group's token that reports show.
 _SHOWN_OF_TOKEN: Final = 4
 
 
@@ -241,12 +230,10 @@ class Group:
     id: int
     #: c10d's name of the group, equal on all ranks; ``token`` if the group has no name.
     name: str
-    #: The user's description of the group.
     description: str
     backend: str
     #: This process's rank in the group.
     rank: int
-    #: Number of ranks in the group.
     size: int
     #: Random text that the ranks of a group without a name agreed on; empty for other groups.
     token: str = ""
@@ -257,8 +244,7 @@ class Group:
         label = group_label(self.name, self.description)
         if self.token and self.name == self.token and self.description in ("", "undefined"):
             label = f"unnamed {self.token[:_SHOWN_OF_TOKEN]}"
-        # If a group also has a backend for devices, the name of its CPU part ends with the CPU's
-        # backend.
+        # In a group with several backends, the name of the CPU part ends with the CPU's backend.
         suffix = f":{self.backend}"
         return label + suffix if label != self.name and self.name.endswith(suffix) else label
 
@@ -273,13 +259,13 @@ def group_label(name: str, description: str) -> str:
 
 
 def backends_by_device(name: str, pairs: str) -> dict[str, str]:
-    """Returns the backend that a process group uses on each type of device, such as "cuda".
+    """Returns a process group's backend for each type of device, such as "cuda".
 
-    Empty if ``name`` is a backend, which the group then uses on all devices.
+    Empty if the group uses the backend ``name`` on all devices.
 
     Args:
-        name: the group's backend in c10d's words: its name, "undefined" if the script gave none, or
-            "cpu:gloo,cuda:nccl" if it gave one for each type of device; empty if unknown.
+        name: the backend that the script gave, such as "gloo" or "cpu:gloo,cuda:nccl"; "undefined"
+            if the script gave no backend; empty if unknown.
         pairs: the backends that c10d uses, such as "cpu:gloo,cuda:nccl"; empty if unknown.
     """
     if name not in ("", "undefined") and ":" not in name:
@@ -291,8 +277,8 @@ def backends_by_device(name: str, pairs: str) -> dict[str, str]:
 def read_metadata(payload: memoryview) -> dict[str, Any]:
     """Reads the first block of a trace; keys of ``profile(metadata=...)`` are not checked.
 
-    A key of ``MORE_METADATA`` is left out if its value does not have the type given there: older
-    versions let a script set such a key to any value.
+    A key of ``MORE_METADATA`` is left out if its value has a wrong type, because older versions let
+    scripts set such keys.
 
     Raises:
         ValueError: a key is missing or unusable; the message names it.
@@ -311,7 +297,7 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
 
 
 def read_more_metadata(payload: memoryview) -> dict[str, Any]:
-    """Reads a later metadata block, which sets some keys anew; ValueError if malformed."""
+    """Reads a later metadata block; ValueError if malformed."""
     value = _read(payload, {})
     given = {key: shape for key, shape in MORE_METADATA.items() if key in value}
     return {key: checked(value[key], shape, key) for key, shape in given.items()}
@@ -356,15 +342,15 @@ def _read(payload: memoryview | bytes, shape: Shape) -> Any:
 class _AlikeDocuments:
     """Reads JSON documents of one shape, such as the metadata that each rank writes.
 
-    A value that several documents hold in the same bytes is parsed once. Results then share it, so
-    callers must not change it.
+    If several documents hold a value in the same bytes, the value is parsed once. Results share
+    such values, so callers must not change them.
     """
 
-    #: Keys whose values are objects that differ from rank to rank only in whole numbers.
+    #: Keys of objects that differ between ranks only in whole numbers.
     _CHANGING: Final = ("clock",)
 
     def __init__(self, shape: dict[str, Shape], optional: Sequence[str] = ()) -> None:
-        """``optional``: keys that may be missing, besides those that may be null."""
+        """``optional``: keys that may be missing although they may not be null."""
         self._needed = {key for key in shape if key not in optional and not may_be_null(shape[key])}
         self._objects: AlikeObjects | None = None
         with suppress(ImportError):  # the module was not built, or is too old
@@ -382,10 +368,7 @@ class _AlikeDocuments:
             self._objects = AlikeObjects(integers, self._CHANGING, parse)
 
     def read(self, payload: memoryview | bytes) -> dict[str, Any] | None:
-        """Returns the checked members of a document.
-
-        None if ``_read`` must read the document, for example to say what is wrong with it.
-        """
+        """Returns the members of a document; None if ``_read`` must read the document."""
         if self._objects is None:
             return None
         try:

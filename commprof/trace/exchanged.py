@@ -1,14 +1,12 @@
 """Finds which parameters a rank trained, and which data it exchanged with other ranks.
 
-Ranks that train one model exchange gradients, or parameters from time to time. A rank that only
-gathers a loss or waits at barriers exchanges no gradients. Small models and compressed gradients
-need few bytes. So an exchange counts as one of gradients if any one of these rules holds:
+The calls of a process group count as an exchange of gradients if at least one of these rules holds:
 
 - a backward pass issued a call, such as an all-reduce of DDP;
 - a call is a message between two ranks, or an all-to-all: pipelines and experts exchange
-  activations and their gradients this way, whatever their size;
-- a call has at least ``_OF_A_CALL`` of the bytes of the updated parameters, or the calls of a
-  group have ``_OF_AN_UPDATE`` of these bytes per update. If the bytes of the parameters were not
+  activations and gradients this way;
+- a call has at least ``_OF_A_CALL`` of the bytes of the updated parameters, or all calls together
+  have ``_OF_AN_UPDATE`` of these bytes per update. If the bytes of the parameters were not
   recorded, a call of more than ``_SMALL_BYTES`` is enough.
 """
 
@@ -29,7 +27,7 @@ from commprof.trace.ranks import firsts, firsts_of, joined, ranks_of, rows_conta
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase, op_name
 
-#: Largest number of DDP models of a process whose updates are noted model by model.
+#: Updates are recorded for each DDP model only if a process has at most this many models.
 MOST_MODELS = 6
 _OF_A_CALL = 0.01
 _OF_AN_UPDATE = 0.001
@@ -41,39 +39,36 @@ _MESSAGES = ("send", "recv", "all_to_all")
 
 @dataclass(frozen=True)
 class Trained:
-    """The parameters that one rank's optimizers updated in their first updates, in bytes."""
+    """The parameters that one rank's optimizers updated in their first updates."""
 
     parameter_bytes: int
-    #: True if some parameters are shards.
     sharded: bool
     #: True if FSDP1 shards the parameters; None if this was not recorded.
     flat: bool | None
-    #: Parameters whose gradients DDP models reduce.
+    #: Bytes of the parameters whose gradients DDP models reduce.
     ddp_bytes: int
-    #: Parameters that DDP models were told to ignore.
+    #: Bytes of the parameters that the script excluded from DDP models.
     ignored_bytes: int
     #: Loaded libraries that communicate outside of torch.distributed.
     other_libraries: tuple[str, ...]
-    #: Per DDP model: bytes of the parameters whose gradients it reduces. Empty if not recorded.
+    #: For each DDP model: bytes of the parameters whose gradients the model reduces. Empty if not
+    #: recorded.
     ddp_model_bytes: tuple[int, ...] = ()
-    #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained. This
-    #: field and the next are empty for more than ``MOST_MODELS`` models.
+    #: For each update: indices in ``ddp_model_bytes`` of the models whose parameters were trained.
+    #: Empty for more than ``MOST_MODELS`` models.
     updated_models: tuple[tuple[int, ...], ...] = ()
-    #: Per update: indices of the models that still had the gradient tensors of the update before:
-    #: the script had not set these gradients to None in between.
+    #: For each update: indices of the models whose gradients the script had not set to None since
+    #: the previous update. Empty for more than ``MOST_MODELS`` models.
     kept_gradients: tuple[tuple[int, ...], ...] = ()
 
     @property
     def outside_ddp_bytes(self) -> int:
-        """Bytes of the parameters that DDP models neither reduce nor were told to ignore."""
+        """Bytes of the parameters outside of DDP models."""
         return self.parameter_bytes - self.ddp_bytes - self.ignored_bytes
 
 
 def trained_by(metadata: dict[str, Any]) -> Trained | None:
-    """Reads from a trace's metadata which parameters the rank trained.
-
-    None if this was not recorded.
-    """
+    """Reads the trained parameters from a trace's metadata; None if not recorded."""
     found = metadata.get("trained")
     if not isinstance(found, dict):
         return None
@@ -92,16 +87,16 @@ def trained_by(metadata: dict[str, Any]) -> Trained | None:
 
 @dataclass(frozen=True)
 class GroupExchange:
-    """The data that one rank exchanged in one process group since its first backward pass."""
+    """Calls of one rank in one process group since the rank's first backward pass."""
 
-    #: c10d's name of the group, and its number of ranks.
+    #: c10d's name of the group.
     group: str
     size: int
     calls: int
     total_bytes: int
-    #: True if this counts as an exchange of gradients, see the rules at the top of this module.
+    #: True if the calls count as an exchange of gradients, see the rules of this module.
     of_gradients: bool
-    #: Most frequent operation, in c10d's words.
+    #: c10d's name of the most frequent operation.
     op: str
 
 
@@ -116,10 +111,10 @@ class Exchanged:
     #: None if not recorded.
     trained: Trained | None
     groups: tuple[GroupExchange, ...]
-    #: Bytes of all calls that DDP did not issue for its buckets.
+    #: Bytes of all calls except DDP's calls for its buckets.
     beside_ddp_bytes: int
-    #: True if calls were issued that may carry activations: messages, all-to-all, or calls that a
-    #: backward pass issued but DDP did not.
+    #: True if there were calls that may carry activations: messages, all-to-all, or a backward
+    #: pass's calls other than DDP's.
     of_activations: bool
 
     @property
@@ -211,14 +206,12 @@ def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
 
 
 def _sums(number: Ints, values: Ints, chosen: npt.NDArray[np.bool_], count: int) -> Ints:
-    """Returns for each group number below ``count`` the sum of its chosen values."""
     total = np.zeros(count, dtype=np.int64)
     np.add.at(total, number[chosen], values[chosen])
     return total
 
 
 def _most_frequent(number: Ints, op: Ints) -> Ints:
-    """Returns each group's most frequent operation; of equally frequent ones, the lowest code."""
     kind, first = distinct_rows(number, op)
     order = np.lexsort((op[first], -np.bincount(kind, minlength=len(first)), number[first]))
     _, at = np.unique(number[first][order], return_index=True)
@@ -227,11 +220,11 @@ def _most_frequent(number: Ints, op: Ints) -> Ints:
 
 
 def exchanged_in_summary(trace: Trace) -> Exchanged | None:
-    """Does what :func:`exchanged_by` does, from a summary of always-on mode; None without one.
+    """Returns what one rank exchanged, from a summary of always-on mode; None without a summary.
 
-    A summary does not show which calls backward passes or DDP issued. So if a DDP model was
-    trained, the calls of every group count as an exchange of gradients. ``beside_ddp_bytes`` counts
-    DDP's own calls too, and ``of_activations`` is always True.
+    A summary does not show the source of a call. So if a DDP model was trained, the calls of every
+    group count as an exchange of gradients. ``beside_ddp_bytes`` includes DDP's calls for buckets,
+    and ``of_activations`` is always True.
     """
     summary, trained = trace.summary, trained_by(trace.metadata)
     if summary is None:
@@ -240,7 +233,7 @@ def exchanged_in_summary(trace: Trace) -> Exchanged | None:
     by_group: dict[int, list[tuple[str, int, int]]] = {}
     for each in summary.operations:
         op = op_name(each.op)
-        # If there were fewer broadcasts than steps, they presumably sent the initial parameters.
+        # Broadcasts in only some of the steps presumably sent the initial parameters.
         at_start = op == "broadcast" and each.count < steps
         if family(op) != "barrier" and each.count and not at_start:
             by_group.setdefault(each.group, []).append((op, each.count, each.bytes))
@@ -275,7 +268,6 @@ def exchanged_in_summary(trace: Trace) -> Exchanged | None:
 
 
 def _large(total: int, largest: int, updates: int, trained: Trained | None) -> bool:
-    """True if calls of these bytes are large enough for an exchange of gradients."""
     if trained is None or trained.parameter_bytes == 0:
         return largest > _SMALL_BYTES
     parameters = trained.parameter_bytes

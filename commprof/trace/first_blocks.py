@@ -1,4 +1,4 @@
-"""Reads the first blocks of many traces; a block is read again only if its file has changed."""
+"""Reads and caches the first metadata blocks of many traces."""
 
 from __future__ import annotations
 
@@ -20,28 +20,22 @@ from commprof.trace.schema import BlockType
 
 @dataclass(frozen=True)
 class _Head:
-    """The beginning of a file, and the stamp of the file when it was read."""
-
-    #: Device, inode, time of modification and size.
+    #: The file's device, inode, time of modification and size when it was read.
     stamp: bytes
-    #: The trace's metadata. None if the C++ module could not read them, so that Python must try;
-    #: None also for files that are not traces.
+    #: The trace's metadata. None if Python must read the metadata, or if the file is not a trace.
     metadata: dict[str, Any] | None
-    #: True if the file begins as a trace does.
     is_trace: bool
 
 
 _heads: dict[str, _Head] = {}
 _MOST_HEADS = 1 << 16
-#: Stamp of a file that does not exist.
 _NO_FILE = np.full(4, -1, dtype=np.int64).tobytes()
 
 
 def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
-    """Returns the beginnings of files; a file is read again only if it has changed since.
+    """Returns the beginnings of files, from the cache if a file has not changed.
 
-    The entry of a file that does not exist is None. All entries are None if the C++ module was not
-    built or is too old.
+    None for a file that does not exist. All are None if the C++ module was not built or is too old.
     """
     try:
         from commprof._reading import file_stamps, trace_heads
@@ -80,14 +74,14 @@ def traces_among(paths: Sequence[str]) -> set[str]:
 
 
 def is_named_as_trace(name: str) -> bool:
-    """True if commprof gives such names to its traces."""
+    """True if a file name is one that commprof gives to traces."""
     return name.startswith("rank_") and name.endswith(".trace")
 
 
 def first_metadata_of(paths: Sequence[Path]) -> list[dict[str, Any] | TraceError | OSError]:
-    """Returns the first metadata block of each trace, or why it cannot be read.
+    """Returns the first metadata block of each trace, or the error of reading the block.
 
-    The blocks are cached until the files change. Callers share them and must not change them.
+    Callers share the blocks and must not change them.
     """
     blocks: list[dict[str, Any] | TraceError | OSError] = []
     for path, head in zip(paths, _heads_of(list(map(os.fspath, paths))), strict=True):
@@ -105,7 +99,7 @@ def first_metadata_of(paths: Sequence[Path]) -> list[dict[str, Any] | TraceError
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:
-    """Reads only the first metadata block, whatever the trace's size.
+    """Reads only the first metadata block of a trace.
 
     Raises:
         TraceError: the file is not a trace, or its metadata cannot be used.

@@ -1,4 +1,4 @@
-"""Step boundaries: declared by the script, or found at updates or backward passes."""
+"""Finds step boundaries: declared by the script, or at updates or backward passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCES = DECLARED, UPDATE, BACKWARD = "declared", "update", "backward"
 
 @dataclass(frozen=True)
 class StepMarks:
-    """Step boundaries in order of time, with the fields of records of kind STEP."""
+    """Step boundaries in order of time."""
 
     #: DECLARED, UPDATE or BACKWARD; DECLARED also if there are no steps.
     source: str
@@ -33,19 +33,19 @@ class StepMarks:
 
 
 def chosen_marks(ends: Mask, seq: npt.NDArray[Any], rank: Ints, ranks: int) -> tuple[Mask, Mask]:
-    """Chooses the recorded boundaries that end the steps of each rank.
+    """Chooses the step boundaries of each rank among all recorded boundaries.
 
-    If the script declared any end of a step, boundaries found at updates are ignored.
+    If the script declared any end of a step, boundaries at updates are ignored.
 
     Args:
         ends: True for a boundary at which a step ends.
-        seq: the field of the records that tells who placed the boundary.
+        seq: source of each boundary, such as ``schema.STEP_DECLARED``.
         rank: index of each boundary's rank.
         ranks: number of ranks.
 
     Returns:
-        Two masks: of the chosen boundaries, and of the ranks whose scripts declared them. Both are
-        False for a rank without a boundary at which a step ends.
+        A mask of the chosen boundaries, and a mask of the ranks whose scripts declared boundaries.
+        Both masks are False for a rank without a boundary at which a step ends.
     """
     declared = seq == schema.STEP_DECLARED
     by_script, ended = (
@@ -57,9 +57,8 @@ def chosen_marks(ends: Mask, seq: npt.NDArray[Any], rank: Ints, ranks: int) -> t
 def complete_steps(step: Ints, ends: Mask, rank: Ints) -> Ints:
     """Returns the rows of the boundaries that end a complete step.
 
-    A step is complete if it begins at the boundary directly before the one at which it ends. If a
-    full ring dropped the boundary at which a step begins, an earlier step begins at the boundary
-    directly before, and the step is left out.
+    A step is complete if it begins at the boundary directly before its end. This fails for a step
+    whose first boundary was dropped by a full ring.
     """
     begun = step + ends  # index of the step that begins at each boundary
     complete = ends[1:] & (begun[:-1] == step[1:]) & (rank[:-1] == rank[1:])
@@ -115,12 +114,10 @@ def first_issues(records: Records, thread: int) -> tuple[Ints, Records]:
 
 
 def _at_backwards(marks: Records, passes_ns: Ints) -> StepMarks:
-    """Returns steps, each of which ends at the end of a backward pass.
-
-    A step begins at the end of the step before, or where capture began or resumed after a pause.
+    """Returns steps that end at the ends of backward passes.
 
     Args:
-        marks: where capture began, and where it resumed; passes before the first mark are left out.
+        marks: where capture began or resumed; a step also begins there.
         passes_ns: ends of the backward passes.
     """
     begins_ns = marks["timestamp_ns"].astype(np.int64)

@@ -1,17 +1,17 @@
-"""The summary that the monitor of each host of a job in always-on mode writes for all readers.
+"""Reads and encodes the summaries of hosts.
 
-A host's summary is a file in the directory of the job's traces. The file holds the sum of the
-summaries of the host's ranks, in the form of one rank's summary (:mod:`commprof.trace.summary`),
-and some figures of single ranks. A file has at most ``MOST_BYTES``, whatever the number of ranks:
-at most ``MOST_LISTED`` ranks are listed, and the sum is made coarser until it fits. A file is
-replaced as a whole, so that readers never find an incomplete one.
+In always-on mode, the monitor of each host writes a file into the directory of the job's traces.
+The file holds the sum of the summaries of the host's ranks (:mod:`commprof.trace.summary`), and
+some figures of at most ``MOST_LISTED`` single ranks. The file has at most ``MOST_BYTES``: the sum
+is made coarser until it fits. The file is always replaced as a whole, so readers find no incomplete
+file.
 
-A file has two lines; each consists of the CRC-32 (8 hexadecimal digits), a space and a JSON value.
-The first value is an object with everything but the operations: while a job is watched, only this
-line is read. The second value is the list of operations.
+A file has two lines. Each line consists of a CRC-32 (8 hexadecimal digits), a space and a JSON
+value. The first value is an object with everything except the operations. The second value is the
+list of operations.
 
-A file promises when it will be written next. If that time is long past, the host is missing: its
-monitor was killed, is frozen or cannot write. Only that host's figures are lost.
+A file also says within which time it will be written again. If this time is long past, the host is
+missing: its monitor was killed, is frozen or cannot write.
 """
 
 from __future__ import annotations
@@ -34,21 +34,17 @@ from commprof.trace.documents import MOST_RANKS
 from commprof.trace.summary import Summary, summary_of
 
 VERSION: Final = 1
-#: Largest size in bytes of a file, when written and when read.
 MOST_BYTES: Final = 128 << 10
 #: Largest number of ranks of a host with figures of their own.
 MOST_LISTED: Final = 64
-#: Largest number of ranks that a listed rank waited for.
 MOST_WAITED_FOR: Final = 8
-#: Largest number of arithmetic series (first, last, step) in which a host's ranks are listed.
 _MOST_SERIES: Final = 512
 _MOST_HOSTS: Final = 16_384
-#: A host counts as missing if its file is older than twice the interval in which the file promised
-#: to be written again, plus this time.
+#: A host counts as missing if its file is older than twice the interval between writes, plus this.
 _LATENESS_S: Final = 5.0
 #: The clocks of two hosts may differ by this much.
 _SKEW_S: Final = 30.0
-#: A file counts as damaged if a time in it is further ahead of this host's clock than this.
+#: A file counts as damaged if its time is ahead of this host's clock by more than this.
 _AHEAD_S: Final = 86_400.0
 
 
@@ -58,36 +54,37 @@ class HostSummary:
 
     version: int
     host: str
-    #: Boot id, time namespace and PID namespace, which tell hosts of the same name apart.
+    #: Boot id, time namespace and PID namespace; hosts of equal names differ in these.
     machine: tuple[str, str, str]
     #: Number of elastic restarts before this one.
     attempt: int
-    #: Three times: when the first of the host's ranks began to record, and when the file was
-    #: written, both in seconds since the epoch; and within how many seconds it will be written
-    #: again.
+    #: When the host's first rank began to record, in seconds since the epoch.
     began_s: float
+    #: When the file was written, in seconds since the epoch.
     time_s: float
+    #: Number of seconds within which the file will be written again.
     next_s: float
     #: True if all ranks of the host have ended: no newer summary will come.
     ended: bool
     world_size: int
     backend: str
     mode: str
-    #: Number of the host's ranks, and the ranks as series of first, last and step. If they make too
-    #: many series, the last ranks are left out of the series.
     rank_count: int
+    #: The host's ranks as series of first, last and step. Ranks are missing if there would be too
+    #: many series.
     series: list[tuple[int, int, int]]
-    #: Smallest number of steps of a rank.
     fewest_steps: int
-    #: Figures of single ranks by name, one value per listed rank; null if the value is not known.
+    #: For each name of a figure: a list with one value per listed rank; null if not known.
     figures: Any
-    #: For each listed rank, how much time its own work takes per step, in ns: a list in the order
-    #: of ``exposure.ORIGINS``.
+    #: For each listed rank: time of the rank's own work per step in ns, as a list in the order of
+    #: ``exposure.ORIGINS``.
     work_ns: list[Any]
-    #: Ranks that each listed rank waited for longest, with the time in ns: rank, time, rank, ...
+    #: For each listed rank: the ranks for which it waited longest, with times in ns, as a list of
+    #: rank, time, rank, time, ...
     waited_ns: list[Any]
-    #: Names of operations, by code; and id, name and size of the groups in the sum.
+    #: Names of operations, by code.
     ops: list[str]
+    #: Id, name and size of each group in the sum.
     groups: list[tuple[int, str, int]]
     #: Sum of the summaries of the host's ranks, without operations; read by :attr:`waits`.
     summary: dict[str, Any]
@@ -102,7 +99,8 @@ class HostSummary:
     def waits(self) -> Summary:
         """The sum of the summaries of the host's ranks, without operations.
 
-        Raises: ValueError: the sum cannot be used.
+        Raises:
+            ValueError: the sum cannot be used.
         """
         return summary_of({**self.summary, "operations": []})
 
@@ -130,7 +128,7 @@ def path_of(directory: Path, host: str, boot_id: str) -> Path:
 
 
 def summary_paths(directory: Path) -> list[Path]:
-    """Lists the files of all hosts in a directory of traces; empty if it cannot be read."""
+    """Lists the files of all hosts in a directory; empty if the directory cannot be read."""
     try:
         return sorted(directory.glob("host_*.summary"))[:_MOST_HOSTS]
     except OSError:
@@ -138,20 +136,21 @@ def summary_paths(directory: Path) -> list[Path]:
 
 
 def read_host_summary(path: Path) -> HostSummary:
-    """Reads the first line of a host's file; the ``summary`` in it is checked when first used.
+    """Reads the first line of a host's file; its ``summary`` is checked when first used.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is damaged or of another version; the message says what is wrong.
+        ValueError: the file is damaged or of another version.
     """
     with open_regular(path) as file:
         return _first_line(file.readline(MOST_BYTES))
 
 
 def read_whole(path: Path) -> tuple[HostSummary, Summary]:
-    """Reads a host's file, and the sum of its ranks' summaries with operations.
+    """Reads a host's file; also returns the sum of the ranks' summaries, with operations.
 
-    The file is opened once, so both lines are from the same write. Raises as ``read_host_summary``.
+    The file is opened once, so that both lines are from one write. Raises the errors of
+    :func:`read_host_summary`.
     """
     with open_regular(path) as file:
         lines = file.readline(MOST_BYTES), file.readline(MOST_BYTES)
@@ -209,25 +208,22 @@ def _check(summary: HostSummary) -> None:
 
 
 def _check_numbers(values: object, name: str, may_be_null: bool = False) -> None:
-    """Checks that a value is a list of numbers.
-
-    All types are checked at once, which is fast: there may be thousands of hosts.
-    """
+    """Raises ValueError if ``values`` is not a list of numbers."""
     allowed = {int, float, type(None)} if may_be_null else {int, float}
     if not isinstance(values, list) or not set(map(type, values)) <= allowed:
         raise ValueError(f"{name} is not a list of numbers")
 
 
 def _series_of(summary: HostSummary) -> Iterator[tuple[int, int, int]]:
-    """Yields the series of ranks; ValueError if one is not valid, or would be huge."""
+    """Yields the series of ranks; ValueError if a series is not valid."""
     for first, last, step in summary.series:
         if step < 1 or not first <= last < MOST_RANKS:
-            raise ValueError("a series of its ranks is not first, last and step")
+            raise ValueError("one of its series of ranks is not valid")
         yield first, last, step
 
 
 def series_of(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Writes ordered ranks as series of first, last and step.
+    """Returns ordered ranks as series of first, last and step.
 
     If there are too many series, the last ranks are left out.
     """
@@ -245,7 +241,7 @@ def series_of(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def encoded(document: Mapping[str, Any], operations: Sequence[Any]) -> bytes:
-    """Returns the bytes of a file, without spaces: they would add a quarter to the size."""
+    """Returns the bytes of a file."""
     values = (
         json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
         for value in (document, operations)
@@ -260,14 +256,14 @@ class HostSummaries:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Reads nothing yet; ``directory`` holds the job's traces."""
+        """``directory`` is the directory of the job's traces."""
         self._directory = directory
         self._files: dict[Path, _File] = {}
 
     def look(self, but: Path | None = None) -> list[SeenHost]:
         """Reads the files that have changed, and returns all hosts of the newest attempt in order.
 
-        ``but``: a file to leave out, such as that of the reader's own host.
+        ``but``: a file to leave out, such as the file of the reader's own host.
         """
         for path in summary_paths(self._directory):
             if path != but:
@@ -290,10 +286,7 @@ def running_hosts(directory: Path) -> list[SeenHost]:
 
 
 def _named(hosts: list[SeenHost]) -> list[SeenHost]:
-    """Returns the hosts with distinct names.
-
-    A name that several hosts share is followed by the first part of the host's boot id.
-    """
+    """Adds the first part of the boot id to the names of hosts with equal names."""
     count = Counter(host.name for host in hosts)
     return [
         replace(host, name=f"{host.name} ({host.summary.machine[0][:8]})")
@@ -312,7 +305,7 @@ def _of_job(host: SeenHost, attempt: int, since_s: float) -> bool:
 
 @dataclass(frozen=True)
 class SeenHost:
-    """Known facts about one host."""
+    """State of one host, from the host's file."""
 
     #: The newest intact summary; None if there was none.
     summary: HostSummary | None
@@ -320,32 +313,31 @@ class SeenHost:
     name: str
     #: Name and ranks, for messages.
     described: str
-    #: Age of the figures in seconds, and the time when they were written, in seconds since the
-    #: epoch. Without figures: age and time of the file's last change.
+    #: Age of the figures in seconds; without figures, age of the file's last change.
     age_s: float
+    #: When the figures were written, in seconds since the epoch; without figures, time of the
+    #: file's last change.
     since_s: float
-    #: True if a newer summary should have come, or no summary can be read.
+    #: True if a newer summary is overdue, or if no summary can be read.
     missing: bool
     path: Path
     #: Why the newest content of the host's file cannot be read; empty if it can.
     problem: str = ""
 
     def sentence(self) -> str:
-        """Returns a sentence that says that the host is missing, since when and why."""
+        """Returns a sentence about the missing host, with time and reason."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_s))
         why = f": {self.problem}" if self.problem else ""
         return f"{self.described} is missing: no figures since {at} ({self.age_s:.0f} s ago){why}"
 
 
 class _File:
-    """One host's file, and the newest intact summary in it."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp: tuple[int, int] = (0, 0)
         self._summary: HostSummary | None = None
         self._problem = ""
-        #: Monotonic time at which the content was seen to change; None for the first content.
+        #: Monotonic time at which this process noticed a change of the content; None before that.
         self._changed_s: float | None = None
 
     def look(self) -> None:
@@ -363,7 +355,6 @@ class _File:
         self._stamp, self._summary, self._problem = stamp, summary, ""
 
     def seen(self) -> Iterator[SeenHost]:
-        """Yields the host; nothing if the file was removed before it could be read."""
         now_s = time.time()
         if self._summary is None:
             try:
@@ -376,9 +367,9 @@ class _File:
                 None, self._path.stem, described, age_s, since_s, True, self._path, self._problem
             )
             return
-        # Clocks of hosts differ, so the smallest of three ages counts: by the time in the file; by
-        # the file system's time, unless the file was copied later; and by the time at which this
-        # process saw the file change.
+        # The clocks of hosts differ, so the smallest of these ages counts: by the time in the file;
+        # by the file system's time, unless the file was copied later; and since this process
+        # noticed a change of the file.
         written_s, changed_s = self._summary.time_s, self._stamp[0] / 1e9
         if abs(changed_s - written_s) <= _SKEW_S:
             written_s = max(written_s, changed_s)

@@ -1,4 +1,4 @@
-"""Joins the records of several ranks as if one rank had made them; they are ordered by rank."""
+"""Joins the records of several ranks, rank by rank."""
 
 from __future__ import annotations
 
@@ -28,35 +28,32 @@ def _of_joined(*contents: str) -> list[tuple[int, str]]:
     return sorted(place for place in members_with(*contents) if place[0] in KINDS)
 
 
-#: Kinds and members that hold the number of an operation.
 _OPERATIONS = _of_joined("operation")
-#: Kinds and members that hold the number of a backward pass plus 1, or 0 for no pass.
+#: Kinds and members that hold the number of a backward pass plus 1; 0 means no pass.
 _PASSES_PLUS_ONE = members_with("pass_plus_one")
-#: Kinds and members that hold the number of a backward pass, as it is or plus 1.
 _PASSES = _of_joined("pass", "pass_plus_one")
-#: The shifts that keep the numbers of different ranks apart are smaller than this. If the numbers
-#: are too large for that, the numbers of every rank are shifted by ``LARGEST``.
+#: Stands for a shift that would be too large; other shifts are smaller than this.
 LARGEST = 2**62
 
 
 @dataclass(frozen=True)
 class JoinedRecords(PackedRecords):
-    """Records of ranks, one rank after the other, with times and ids that do not overlap."""
+    """Records of several ranks, rank by rank, with shifted times and ids."""
 
     of_ranks: tuple[PackedRecords, ...] = ()
-    #: [rank]: ns that are added to the rank's times.
+    #: ``[rank]``: time in ns that is added to the rank's times.
     shift_ns: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    #: Where the records of each kind are stored; found when a kind is first read.
+    #: Where the records of each kind are stored, for the kinds that were read before.
     _joined: dict[int, JoinedKind] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def pass_shift(self) -> Ints:
-        """[rank]: number added to the rank's ids of backward passes, so that all ids differ."""
+        """``[rank]``: number added to the ids of backward passes, so that the ids differ."""
         return self._apart(_PASSES)
 
     @cached_property
     def operation_shift(self) -> Ints:
-        """[rank]: number added to the rank's ids of operations, so that all ids differ."""
+        """``[rank]``: number added to the ids of operations, so that the ids differ."""
         return self._apart(_OPERATIONS)
 
     def _apart(self, fields: Sequence[tuple[int, str]]) -> Ints:
@@ -66,7 +63,7 @@ class JoinedRecords(PackedRecords):
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
 
     def part(self, ranks: slice, shift_ns: Ints) -> JoinedRecords:
-        """Returns the records of neighbouring ranks; kinds found earlier are not searched again."""
+        """Returns the records of neighbouring ranks."""
         stored = {kind: joined.part(ranks) for kind, joined in self._joined.items()}
         return JoinedRecords((), None, self.of_ranks[ranks], shift_ns, stored)
 
@@ -76,7 +73,7 @@ class JoinedRecords(PackedRecords):
         return self._joined[kind]
 
     def counts(self, kind: int) -> Ints:
-        """Returns for each rank the number of records of a kind."""
+        """Returns the number of records of a kind, for each rank."""
         return self._of_kind(kind).counts
 
     def __len__(self) -> int:
@@ -108,9 +105,9 @@ class JoinedRecords(PackedRecords):
         return column
 
     def recorded(self, kind: int, field: str) -> npt.NDArray[Any]:
-        """Returns a field of the records of one kind of all ranks, without shifts.
+        """Returns a field of all ranks' records of one kind, without shifts.
 
-        The times of each rank are converted by ``to_common`` of the rank's records.
+        Times are converted by each rank's ``to_common``.
         """
         values = self._of_kind(kind).column(field)
         if field != "timestamp_ns" and (kind, field) not in MOMENTS:
@@ -124,10 +121,7 @@ class JoinedRecords(PackedRecords):
 
     @cached_property
     def _clocks(self) -> list[tuple[Callable[[Ints], Ints] | None, int, int]]:
-        """Runs of neighbouring ranks whose records have the same ``to_common``.
-
-        Each is ``to_common``, the first rank, and the rank after the last.
-        """
+        """``to_common`` of some neighbouring ranks, the first rank, and the rank after the last."""
         clocks, done = [], 0
         for to_common, some in itertools.groupby(self.of_ranks, lambda rank: rank.to_common):
             begin, done = done, done + len(list(some))

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from commprof.field_groups import FieldGroup
 
 Ints = npt.NDArray[np.int64]
-#: A dataclass whose fields, and the fields of each ``FieldGroup`` in it, are columns of one length.
+#: A dataclass whose fields are columns of equal length, or a ``FieldGroup`` of such columns.
 Table = TypeVar("Table")
 
-#: Largest number of possible keys of rows, so that a key fits into a signed integer of 64 bits.
+#: Largest number of possible keys: a key must fit into a signed integer of 64 bits.
 _MOST_KEYS = 2**62
 #: If there are at most this many possible keys per row, keys are counted in a table instead of
 #: sorted.
@@ -25,9 +25,9 @@ _DENSE = 4
 
 
 def among(codes: npt.NDArray[np.integer[Any]], *chosen: int) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the rows whose code is chosen; a code, such as an operation's, is one byte.
+    """Returns a mask of the rows whose code is chosen; a code is one byte.
 
-    The result is that of ``np.isin``, which takes ten times as long for the columns of one rank.
+    ``np.isin`` takes ten times as long for the columns of one rank.
     """
     return _mask(chosen)[codes]
 
@@ -42,7 +42,7 @@ def _mask(chosen: tuple[int, ...]) -> npt.NDArray[np.bool_]:
 def is_in(values: Ints, ascending: Ints) -> npt.NDArray[np.bool_]:
     """Returns a mask of the values that are in ``ascending``, which is sorted.
 
-    The result is that of ``np.isin``, which takes several times as long for the steps of one rank.
+    ``np.isin`` takes several times as long for the steps of one rank.
     """
     if len(ascending) == 0:
         return np.zeros(len(values), dtype=np.bool_)
@@ -52,12 +52,12 @@ def is_in(values: Ints, ascending: Ints) -> npt.NDArray[np.bool_]:
 
 
 def distinct(values: Ints) -> Ints:
-    """Returns the distinct values in ascending order, fast if there is only one."""
+    """Returns the distinct values in ascending order."""
     return values[:1] if _are_equal(values) else np.unique(values)
 
 
 def numbered(values: Ints) -> tuple[Ints, Ints]:
-    """Returns the distinct values in ascending order, and for each value its row among them."""
+    """Returns the distinct values in ascending order, and the row there of each value."""
     if _are_equal(values):
         return values[:1], np.zeros(len(values), dtype=np.int64)
     different, row = np.unique(values, return_inverse=True)
@@ -69,7 +69,7 @@ def _are_equal(values: Ints) -> bool:
 
 
 def row_of(op_id: Ints, keys: Ints) -> Ints:
-    """Returns for each operation its first row in ``keys``; -1 if it has none."""
+    """Returns the first row in ``keys`` of each operation; -1 if there is none."""
     if len(keys) == 0 or len(op_id) == 0:
         return np.full(len(op_id), -1, dtype=np.int64)
     if len(keys) == len(op_id) and (keys == op_id).all() and (keys[1:] > keys[:-1]).all():
@@ -80,7 +80,7 @@ def row_of(op_id: Ints, keys: Ints) -> Ints:
 
 
 def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
-    """Returns for each operation the value at its first row in ``keys``; 0 if it has none."""
+    """Returns the value at the first row in ``keys`` of each operation; 0 if there is none."""
     if len(keys) == 0:
         return np.zeros(len(op_id), dtype=np.int64)
     row = row_of(op_id, keys)
@@ -103,12 +103,12 @@ def row_containing(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
 
 
 def repeated(value: np.generic, count: int) -> npt.NDArray[Any]:
-    """Returns a read-only column that stores one value for all rows, fast."""
+    """Returns a read-only column that stores one value for all rows."""
     return np.ndarray((count,), value.dtype, value.tobytes(), strides=(0,))
 
 
 def one_value(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns a read-only copy of a column of equal values that stores only one of them."""
+    """Returns a read-only copy of a column of equal values; the copy stores only one value."""
     if len(column) == 0:
         return column
     return repeated(column[0], len(column))
@@ -135,10 +135,9 @@ def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 @functools.cache
 def _counting() -> Callable[[list[npt.NDArray[Any]]], int]:
-    """Returns ``rows_of_one_value``, in C++ if the C++ module was built and is not too old."""
     try:
         from commprof._reading import rows_of_one_value
-    except ImportError:
+    except ImportError:  # the module was not built, or is too old
         return rows_of_one_value_in_python
     return rows_of_one_value
 
@@ -158,9 +157,8 @@ def rows_of_one_value_in_python(columns: list[npt.NDArray[Any]]) -> int:
 def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
     """Makes a table from tables of the same class, column by column.
 
-    For each column, ``make`` gets that column of every table, and returns the new table's column.
-
-    A field of a table that is a ``FieldGroup`` is handled as a table itself.
+    ``make`` gets one column of every table, and returns this column of the new table. A
+    ``FieldGroup`` is handled like a table.
     """
     columns_of = _columns(cast(Hashable, type(tables[0])))
     made = (
@@ -172,7 +170,6 @@ def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
 
 @functools.cache
 def _columns(kind: Hashable) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns the function that returns all fields of a table of this class."""
     names = [field.name for field in fields(cast(Any, kind))]
     if len(names) == 1:
         return lambda table: (getattr(table, names[0]),)
@@ -188,11 +185,11 @@ def rows_of(table: Table, rows: Any) -> Table:
 
 
 def distinct_rows(*columns: npt.NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
-    """Numbers the distinct rows of a table, in ascending order of their columns.
+    """Numbers the distinct rows of a table in ascending order.
 
-    The order is that of ``np.unique(table, axis=0)``, which takes some 50 times as long.
+    ``np.unique(table, axis=0)`` takes some 50 times as long.
 
-    Returns: The id of each row, and the first row that has each id.
+    Returns: The number of each row, and the first row with each number.
     """
     size = len(columns[0])
     key, keys = np.zeros(size, dtype=np.int64), 1
@@ -220,10 +217,9 @@ def distinct_rows(*columns: npt.NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
 
 
 def _numbered(key: Ints, keys: int) -> tuple[Ints, int]:
-    """Numbers the distinct keys in ascending order; also returns how many distinct keys there are.
+    """Numbers the distinct keys in ascending order; also returns the number of distinct keys.
 
-    ``keys``: number of possible keys. If it is at most ``_DENSE`` per row, keys must be numbers
-    from 0 to ``keys`` - 1.
+    ``keys`` is the number of possible keys. If it is small, keys must be from 0 to ``keys`` - 1.
     """
     if keys > _DENSE * len(key):
         distinct, number = np.unique(key, return_inverse=True)

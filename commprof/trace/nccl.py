@@ -18,18 +18,18 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NcclOps(FieldGroup):
-    """One row per operation that NCCL launched, in order of begin."""
+    """One row per operation that NCCL launched, in order of ``begin_ns``."""
 
-    #: Id in ``columns.collectives`` of the collective that the operation carries out, in whole or
-    #: in part; if the call did not come through c10d, the id is not in that table.
+    #: Id of the collective in ``columns.collectives``. The id is not in that table if the call did
+    #: not come through c10d.
     op_id: Ints
     op: Ints
-    #: Id of the communicator, a key of ``Trace.communicators``.
+    #: Key of ``Trace.communicators``.
     communicator: Ints
-    #: Sequence number of the operation in its communicator; calls and replays are numbered
-    #: separately, and messages per pair of ranks. ``schema.NO_SEQ`` if not known.
+    #: Sequence number in the communicator; ``schema.NO_SEQ`` if not known. Calls and replays are
+    #: numbered separately. Messages are numbered for each pair of ranks.
     seq: Ints
-    #: Index of the CUDA graph's replay, from 1; 0 for a call; ``schema.NO_REPLAY`` if not known.
+    #: Number of the CUDA graph's replay, from 1; 0 without one; ``schema.NO_REPLAY`` if unknown.
     replay: Ints
     #: Root or peer rank.
     peer: Ints
@@ -37,17 +37,15 @@ class NcclOps(FieldGroup):
     #: Indices of ``schema.NCCL_ALGORITHMS`` and ``NCCL_PROTOCOLS``.
     algorithm: Ints
     protocol: Ints
-    #: Size as in NCCL's call.
     size_bytes: Ints
     begin_ns: Ints = field(metadata=MOMENT)
     #: If the times are not known, ``begin_ns`` and ``end_ns`` are both the time of issue.
     end_ns: Ints = field(metadata=MOMENT)
-    #: True if the GPU took the times; otherwise they are the times at which NCCL saw the begin and
-    #: the end.
+    #: True if the GPU measured the times; otherwise NCCL measured them on the host.
     on_gpu: Bools
-    #: Time from the first channel's begin to the last channel's begin; the next field is the time
-    #: from the first channel's end to the last channel's end.
+    #: Time from the first channel's begin to the last channel's begin.
     begin_spread_ns: Ints = field(metadata=DURATION)
+    #: Time from the first channel's end to the last channel's end.
     end_spread_ns: Ints = field(metadata=DURATION)
 
     def __len__(self) -> int:
@@ -62,7 +60,7 @@ class NcclOps(FieldGroup):
 
 @once_per_trace
 def nccl_ops(trace: Trace) -> NcclOps:
-    """Returns the operations; empty without the plugin."""
+    """Returns the operations of NCCL; empty without the plugin."""
     records = of_kind(trace.records, Kind.NCCL_OP)
     return NcclOps(
         op_id=ints(records["op_id"]),
@@ -95,13 +93,12 @@ class Transfers:
     channel: Ints
     size_bytes: Ints
     begin_ns: Ints = field(metadata=MOMENT)
-    #: Time in which a buffer waited to be filled, or emptied, by the GPU.
+    #: Time in which a buffer waited for the GPU to fill or empty the buffer.
     gpu_ns: Ints = field(metadata=DURATION)
     #: For sends: time in which the peer had no free buffer. For receives: time in which data were
     #: flushed to the GPU's memory.
     peer_or_flush_ns: Ints = field(metadata=DURATION)
-    #: For sends: time in which the network was sending. For receives: time in which data had not
-    #: arrived.
+    #: For sends: time in which the network was sending. For receives: time of waiting for data.
     transfer_ns: Ints = field(metadata=DURATION)
 
     def __len__(self) -> int:
@@ -111,16 +108,13 @@ class Transfers:
 
 @once_per_trace
 def sends(trace: Trace) -> Transfers:
-    """Returns the transfers to other ranks; empty unless their recording was requested."""
+    """Returns the transfers to other ranks; empty if not requested."""
     return _transfers(trace, Kind.NCCL_SEND)
 
 
 @once_per_trace
 def receives(trace: Trace) -> Transfers:
-    """Returns the transfers from other ranks.
-
-    Empty unless the recording of transfers was requested.
-    """
+    """Returns the transfers from other ranks; empty if not requested."""
     return _transfers(trace, Kind.NCCL_RECV)
 
 

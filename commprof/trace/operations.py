@@ -1,7 +1,6 @@
-"""Families of operations: variants in c10d that differ only in their arguments.
+"""Families of operations; the members of a family differ only in their arguments.
 
-A rule about the behaviour of operations names a family, so that the rule holds for every variant. A
-new operation of the trace format needs an entry in ``FAMILIES``.
+A new operation of the trace format needs an entry in ``FAMILIES``.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ FAMILIES: Final[Mapping[str, str]] = {
 
 #: Families that add up, or otherwise reduce, the inputs of the ranks.
 REDUCING: Final = ("all_reduce", "reduce", "reduce_scatter")
-#: Families that complete on no rank before all ranks have issued them; a broadcast, for example,
-#: may complete earlier on its root.
+#: Families whose operations complete only after all ranks have issued the operation.
 SYNCHRONISING: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 #: Families in which the sizes of different ranks may differ.
 UNEVEN: Final = ("all_to_all", "gather", "scatter")
@@ -49,10 +47,10 @@ OF_PARTS: Final = ("all_gather", "reduce_scatter", *UNEVEN)
 
 
 def family(op: str) -> str:
-    """Returns the family of an operation; empty if it is not listed.
+    """Returns the family of an operation; empty if not known.
 
-    Other tools use names that c10d's table lacks, such as ``all_reduce_barrier``. Such an operation
-    belongs to the synchronising family with which its name begins.
+    Names of other tools, such as ``all_reduce_barrier``, belong to the synchronising family with
+    which the name begins.
     """
     listed = FAMILIES.get(op)
     if listed is not None:

@@ -1,8 +1,8 @@
-"""Stores the records of one trace in a tenth of their bytes: a column for each kind and field.
+"""Stores the records of a trace in a tenth of their bytes, with a column for each kind and field.
 
-Most fields of a kind never change, and the others need few bytes once the smallest value is
-subtracted. So a report of many ranks can hold all of their records. A column is widened only when
-it is read; only then are its times converted to another clock.
+Most columns have only one value, which is stored once. In other columns, the smallest value is
+subtracted, so that few bytes per value are enough. A column is unpacked when it is read; only then
+are times converted to another clock.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from commprof.trace.schema import MOMENTS, RECORD_DTYPE, Kind, Records
 
 Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
-#: Kind of each record; kinds that occur; number of records of each kind; base, width and offset as
-#: an array ``[kind, field, 3]`` (see ``_Stored``); and the data.
+#: Packed records: kind of each record; kinds that occur; number of records of each kind; a
+#: ``_Stored`` for each kind; and the data.
 Parts = tuple[
     npt.NDArray[np.uint8],
     npt.NDArray[np.uint8],
@@ -34,14 +34,13 @@ Parts = tuple[
     npt.NDArray[np.uint8],
 ]
 
-#: Fields of a record except its kind, and the index of each.
 _FIELDS = tuple(name for name in RECORD_DTYPE.names or () if name != "kind")
 _PLACE = {name: place for place, name in enumerate(_FIELDS)}
-#: Number of records that are packed together. It is small, so that reading a short stretch of time
-#: unpacks few other records.
+#: Number of records that are packed together. With a larger number, reading a short stretch of time
+#: would unpack too many records.
 _CHUNK_RECORDS = 1 << 14
-#: This code in place of a width means that each value is stored as its difference from the previous
-#: value, in 4 bytes; see csrc/reading/packed_records.h.
+#: Code in place of a width: the difference from the previous value is stored, in 4 bytes. See
+#: csrc/reading/packed_records.h.
 _DIFFERENCES = 5
 _DTYPES = {name: RECORD_DTYPE[name] for name in RECORD_DTYPE.names or ()}
 #: Number of bytes of each value, by width.
@@ -51,27 +50,23 @@ _READ_ONLY = repeated(np.uint8(0), 0)
 _NARROW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-#: How each field of a chunk's records of one kind is stored, as ``[field, 3]``: base, which is
-#: subtracted from all values; number of bytes of each difference; and offset of the first
-#: difference in the data.
+#: How a chunk stores the fields of one kind, as ``[field, 3]``: base, which is subtracted from all
+#: values; width of a stored value in bytes; and offset of the first stored value in the data.
 _Stored = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some thousand records that follow each other, packed together."""
-
-    #: Kind of each record, in the order of the records.
     kinds: Bytes | InFile
     #: By kind: the number of its records, and how each field is stored.
     stored: dict[int, tuple[int, _Stored]]
     data: Bytes | InFile
-    #: Times of the first and the last record, as recorded.
+    #: Times of the first and the last record, not converted.
     first_ns: int
     last_ns: int
 
     def column(self, kind: int, field: str) -> Column:
-        """Returns a field of the records of a kind, as recorded; the chunk must hold this kind."""
+        """Returns a field of a kind, not converted; the chunk must hold this kind."""
         count, fields = self.stored[kind]
         dtype = _DTYPES[field]
         if field == "kind":
@@ -92,17 +87,12 @@ class _Chunk:
 
     @property
     def has_equal_times(self) -> bool:
-        """True if two of the records have the same time."""
         times, kinds = np.empty(len(self.kinds), dtype=_DTYPES["timestamp_ns"]), self.kinds[:]
         for kind in self.stored:
             times[kinds == kind] = self.column(kind, "timestamp_ns")
         return bool((times[1:] == times[:-1]).any())
 
     def between(self, begin_ns: int, end_ns: int) -> _Chunk:
-        """Returns the records with recorded times from ``begin_ns`` until before ``end_ns``.
-
-        The packed data are not copied.
-        """
         ends_ns = np.array((begin_ns, end_ns), dtype=np.uint64)
         first = last = 0
         stored: dict[int, tuple[int, _Stored]] = {}
@@ -118,7 +108,7 @@ class _Chunk:
         return _Chunk(self.kinds[first:last], stored, self.data, *reach)
 
     def _from(self, row: int, kind: int) -> _Stored:
-        """Returns how the records of a kind are stored, without its first ``row`` records."""
+        """Returns how a kind is stored without the first ``row`` records."""
         stored = self.stored[kind][1].copy()
         width = stored[:, 1]
         in_differences = width == _DIFFERENCES
@@ -130,14 +120,13 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class PackedRecords:
-    """All records of a trace, in place of an array of ``schema.RECORD_DTYPE``.
+    """All records of a trace; can be used like an array of ``schema.RECORD_DTYPE``.
 
-    Choosing rows of several kinds (``compress``, ``take``, indices) unpacks all records first;
-    ``of_kind`` does not.
+    ``compress``, ``take`` and indexing by rows unpack all records; ``of_kind`` does not.
     """
 
     _chunks: tuple[_Chunk, ...]
-    #: Converts times as they are read; None for times as they were recorded.
+    #: Converts times to another clock when they are read; None leaves times unchanged.
     to_common: Callable[[Ints], Ints] | None = None
 
     def __len__(self) -> int:
@@ -154,11 +143,11 @@ class PackedRecords:
         return kinds
 
     def of_kind(self, kind: int) -> KindRecords:
-        """Returns the records of one kind, in their order."""
+        """Returns the records of one kind."""
         return KindRecords(self, int(kind))
 
     def of_kinds(self, *kinds: int) -> Records:
-        """Returns an array of the records of some kinds, in their order."""
+        """Returns an array of the records of some kinds, in unchanged order."""
         order = self.kinds.compress(among(self.kinds, *kinds))
         records = np.zeros(len(order), dtype=RECORD_DTYPE)
         records["kind"] = order
@@ -169,14 +158,14 @@ class PackedRecords:
         return records
 
     def on_clock(self, to_common: Callable[[Ints], Ints]) -> PackedRecords:
-        """Returns the records with times on another clock, except records of kind CLOCK."""
+        """Returns the records with times on another clock, except those of kind CLOCK."""
         return replace(self, to_common=to_common)
 
     def between(self, stretches_ns: Sequence[tuple[int, int]]) -> PackedRecords:
-        """Returns the records whose recorded times lie in any of the given stretches.
+        """Returns the records whose recorded times lie in one of the given stretches.
 
         Args:
-            stretches_ns: begin and end of each, ascending; a stretch does not contain its end.
+            stretches_ns: begin and end of each stretch, ascending; the end is excluded.
         """
         first_ns, last_ns = ([getattr(c, name) for c in self._chunks] for name in _REACH)
         chosen: list[_Chunk] = []
@@ -188,7 +177,7 @@ class PackedRecords:
         return replace(self, _chunks=tuple(chunk for chunk in chosen if len(chunk.kinds)))
 
     def latest(self, records: int) -> PackedRecords:
-        """Returns the last records in whole chunks: at least ``records`` of them, or all."""
+        """Returns whole chunks with at least the last ``records`` records, or all chunks."""
         first, held = len(self._chunks), 0
         while first and held < records:
             first -= 1
@@ -196,7 +185,7 @@ class PackedRecords:
         return replace(self, _chunks=self._chunks[first:])
 
     def before(self, times_ns: npt.NDArray[np.uint64]) -> Ints:
-        """Returns the number of records before each recorded time."""
+        """Returns the number of records before each time, on the clock of the recording."""
         first = np.cumsum([0, *(len(chunk.kinds) for chunk in self._chunks)])
         chunk_of = np.searchsorted([chunk.last_ns for chunk in self._chunks], times_ns)
         count = first[chunk_of]
@@ -223,7 +212,7 @@ class PackedRecords:
         return counts
 
     def column(self, kind: int, field: str) -> Column:
-        """Returns a field of the records of one kind; a value that all rows share is held once."""
+        """Returns a field of the records of one kind; a single value of all rows is stored once."""
         parts = [chunk.column(kind, field) for chunk in self._chunks if kind in chunk.stored]
         if not parts:
             return np.empty(0, dtype=_DTYPES[field])
@@ -231,10 +220,7 @@ class PackedRecords:
         return column if self.to_common is None else converted(self.to_common, kind, field, column)
 
     def __getitem__(self, chosen: Any) -> Any:
-        """Returns the column of a field if given a name.
-
-        Returns the chosen records if given a mask, rows or a slice.
-        """
+        """Returns the column of a field for a name, and records for a mask, rows or a slice."""
         if not isinstance(chosen, str):
             return self._whole[chosen]
         if chosen == "kind":
@@ -262,7 +248,7 @@ class PackedRecords:
 
     @property
     def flags(self) -> Any:
-        """Flags as numpy arrays have them; ``writeable`` is False."""
+        """Flags like those of a numpy array; ``writeable`` is False."""
         return _READ_ONLY.flags
 
     @property
@@ -306,7 +292,6 @@ class JoinedKind:
         self._in_file = any(type(chunk.data) is InFile for chunk in self._chunks)
         #: First chunk of each trace, then the number of chunks.
         self._first: Ints = np.cumsum([0, *map(len, chunks)])
-        #: Number of records of each trace.
         self.counts: Ints = np.diff(np.cumsum([0, *self._rows.tolist()])[self._first])
 
     def part(self, traces: slice) -> JoinedKind:
@@ -334,20 +319,20 @@ class JoinedKind:
 
 
 def _part_of(data: Bytes | InFile, stored: Sequence[int]) -> Bytes:
-    """Returns the bytes of a column; ``stored``: its number of rows, base, width and offset."""
+    """Returns a column's bytes; ``stored`` holds number of rows, base, width and offset."""
     rows, _, width, begin = stored
     return data[begin : begin + rows * _BYTES[width]]
 
 
 def columns_of(records: Sequence[Records | PackedRecords], kind: int, field: str) -> Column:
-    """Returns a field, as recorded, of all records of one kind in some traces, trace by trace."""
+    """Returns a field of all records of one kind, trace by trace; times are not converted."""
     return fields_of(records, kind, field)[0]
 
 
 def fields_of(
     records: Sequence[Records | PackedRecords], kind: int, *names: str
 ) -> tuple[Column, ...]:
-    """Returns some fields of the records of one kind, as :func:`columns_of` returns each."""
+    """Returns several fields of the records of one kind, see :func:`columns_of`."""
     of_packed = [of_trace for of_trace in records if isinstance(of_trace, PackedRecords)]
     if len(of_packed) == len(records):
         return tuple(map(JoinedKind(of_packed, kind).column, names))
@@ -365,7 +350,7 @@ def _column_of(records: Sequence[Records | PackedRecords], kind: int, field: str
 
 
 class KindRecords:
-    """Records of one kind; their columns and rows are read as from an array of records."""
+    """Records of one kind; can be read like an array of records."""
 
     def __init__(self, packed: PackedRecords, kind: int, rows: Ints | None = None) -> None:
         self._packed, self._kind, self._rows = packed, kind, rows
@@ -379,10 +364,7 @@ class KindRecords:
         return len(self)
 
     def __getitem__(self, chosen: Any) -> Any:
-        """Returns the column of a field if given a name.
-
-        Returns the chosen records if given a mask, rows or a slice.
-        """
+        """Returns the column of a field for a name, and records for a mask, rows or a slice."""
         if not isinstance(chosen, str):
             return np.asarray(cast("Records", self))[chosen]
         column = self._packed.column(self._kind, chosen)
@@ -421,9 +403,9 @@ def records_of(records: Records, kind: int) -> Records:
 
 
 def in_parts(records: Records, kind: int, *names: str) -> Iterator[tuple[Column, ...]]:
-    """Yields fields of the records of one kind, of some thousand records at a time.
+    """Yields fields of the records of one kind, in parts of some thousand records.
 
-    So a whole column of a long run is never in memory.
+    Parts need less memory than the whole columns of a long run.
     """
     if not isinstance(records, PackedRecords):
         chosen = records_of(records, kind)
@@ -440,14 +422,14 @@ def in_parts(records: Records, kind: int, *names: str) -> Iterator[tuple[Column,
 
 
 def records_before(records: Records, times_ns: npt.NDArray[np.uint64]) -> Ints:
-    """Returns the number of records before each recorded time."""
+    """Returns the number of records before each time, on the clock of the recording."""
     if isinstance(records, PackedRecords):
         return records.before(times_ns)
     return np.searchsorted(records["timestamp_ns"], times_ns)
 
 
 def packed(records: Records | PackedRecords) -> PackedRecords:
-    """Packs an array of records; returns records that are packed already as they are."""
+    """Packs records; returns packed records unchanged."""
     if isinstance(records, PackedRecords):
         return records
     cuts = range(0, len(records), _CHUNK_RECORDS)
@@ -455,14 +437,14 @@ def packed(records: Records | PackedRecords) -> PackedRecords:
 
 
 class Packer:
-    """Packs records as they are read from a file, so that a trace is never whole in memory.
+    """Packs records while they are read from a file, to save memory.
 
-    A file holds records nearly in the order of time. If a record comes so late that later records
-    are packed already, all are sorted at the end.
+    The records of a file are nearly in the order of time. If a record comes too late, all records
+    are sorted at the end.
     """
 
     def __init__(self, data: PackedData | None = None) -> None:
-        """``data`` holds the packed records of a run's traces; None keeps them in memory."""
+        """``data`` is the storage for packed records; None keeps packed records in memory."""
         self.data = data
         self._waiting: list[Records] = []
         self._chunks: list[_Chunk] = []
@@ -478,7 +460,7 @@ class Packer:
             self._waiting = [whole[_CHUNK_RECORDS:].copy()]
 
     def add_packed(self, parts: Parts, first_ns: int, last_ns: int) -> None:
-        """Takes all records of a file at once, packed, with the times of the first and last one."""
+        """Takes all records of a file in packed form, and the times of the first and last one."""
         if len(parts[0]):
             self._chunks.append(_packed_chunk(parts, (first_ns, last_ns), self.data))
 
@@ -498,10 +480,10 @@ class Packer:
 
 
 def in_order(batches: Sequence[Records]) -> Records:
-    """Joins records and sorts them by time; leaves out rows into which no record was written."""
+    """Joins records and sorts them by time; leaves out empty rows."""
     if not batches:
         return np.empty(0, dtype=RECORD_DTYPE)
-    # numpy would join and choose records field by field; as bytes, each record is copied whole.
+    # Records are joined as bytes, because numpy would copy records field by field.
     records = np.concatenate([batch.view(np.uint8) for batch in batches]).view(RECORD_DTYPE)
     if not records["kind"].all():
         records = records.compress(records["kind"] != Kind.NONE)
@@ -512,7 +494,7 @@ def in_order(batches: Sequence[Records]) -> Records:
 
 
 def without_twins(records: Records) -> Records:
-    """Drops duplicates from records that are sorted by time; equal records have the same time."""
+    """Drops duplicates from records that are sorted by time."""
     same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
     suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
     raw = records.take(suspects).view(f"V{RECORD_DTYPE.itemsize}")
@@ -524,10 +506,9 @@ def without_twins(records: Records) -> Records:
 
 
 def joined_once(records: PackedRecords, added: Sequence[Records]) -> PackedRecords:
-    """Joins the records of a file and others; equal records are kept once.
+    """Joins the records of a file and other records; equal records are kept once.
 
-    A chunk is unpacked only if added records fall into it or next to it, or if two of its records
-    have the same time. So a long trace is never in memory as a whole.
+    Only chunks that may hold equal records are unpacked.
 
     Args:
         records: records of a file, in the order of time.
@@ -548,7 +529,6 @@ def joined_once(records: PackedRecords, added: Sequence[Records]) -> PackedRecor
 
 
 def _once(chunks: Sequence[_Chunk], others: Records) -> Sequence[_Chunk]:
-    """Packs the records of chunks and others; equal records are kept once."""
     if len(chunks) <= 1 and not len(others) and not any(chunk.has_equal_times for chunk in chunks):
         return chunks
     whole = in_order([PackedRecords(tuple(chunks)).copy(), others])
@@ -556,7 +536,6 @@ def _once(chunks: Sequence[_Chunk], others: Records) -> Sequence[_Chunk]:
 
 
 def _chunk(records: Records, held: PackedData | None = None) -> _Chunk:
-    """Packs records, which are in the order of time."""
     raw = np.ascontiguousarray(records).view(np.uint8)
     reach = records["timestamp_ns"][[0, -1]].tolist() if len(records) else (0, 0)
     return _packed_chunk(packing()(raw), reach, held)
@@ -572,16 +551,15 @@ def _packed_chunk(parts: Parts, reach: Sequence[int], held: PackedData | None) -
 
 
 def _unpacking() -> Callable[[list[Any], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]] | None:
-    """Returns the function that unpacks columns; None if the C++ module is missing or too old."""
     try:
         from commprof._reading import unpack_columns
-    except ImportError:
+    except ImportError:  # the module was not built, or is too old
         return None
     return unpack_columns
 
 
 def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
-    """Returns the function that packs records; imported here, as training ranks never need it."""
+    """Returns the function that packs records, in C++ if possible."""
     try:
         from commprof._reading import pack_records
     except ImportError:  # the module was not built, or is too old
@@ -592,7 +570,7 @@ def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
 def pack_in_python(raw: npt.NDArray[np.uint8]) -> Parts:
     """Packs records in the same way as ``csrc/reading/packed_records.cpp``.
 
-    Takes the bytes of whole records.
+    ``raw`` holds the bytes of whole records.
     """
     records = raw.view(RECORD_DTYPE)
     kinds = records["kind"].copy()

@@ -10,13 +10,11 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Largest number of bytes of a run's packed records that are kept in memory.
+#: At most this many bytes of packed records stay in memory.
 _MOST_IN_MEMORY = 64 << 20
 
 
 class _TemporaryFile:
-    """A file without a name; it is deleted once nothing refers to it."""
-
     def __init__(self) -> None:
         import tempfile  # the import takes long, and few runs need a file
 
@@ -29,14 +27,12 @@ class _TemporaryFile:
             file.close()
 
     def read(self, size: int, offset: int) -> bytes:
-        """Returns ``size`` bytes, or raises OSError."""
         read = os.pread(self._file.fileno(), size, offset)
         if len(read) != size:
             raise OSError("the temporary file of packed records was cut off")
         return read
 
     def append(self, data: Bytes) -> InFile:
-        """Writes bytes at the end, or raises OSError."""
         if os.pwrite(self._file.fileno(), data.tobytes(), self._size) != len(data):
             raise OSError("the temporary directory is full")
         self._size += len(data)
@@ -63,9 +59,9 @@ class InFile:
 
 @dataclass
 class PackedData:
-    """Holds the packed records of a run: in memory up to a limit, further ones in a temporary file.
+    """Holds a run's packed records in memory, and beyond a limit in a temporary file.
 
-    If the file cannot be written, as on a full disk, further records stay in memory.
+    If the file cannot be written, all further records stay in memory.
     """
 
     most_in_memory: int = _MOST_IN_MEMORY
@@ -74,7 +70,7 @@ class PackedData:
     _can_write: bool = field(default=True, init=False)
 
     def hold(self, data: Bytes) -> Bytes | InFile:
-        """Stores ``data``; returns the same bytes, which are to be read in slices."""
+        """Stores ``data`` and returns the stored bytes, to be read in slices."""
         if self._in_memory + len(data) > self.most_in_memory and self._can_write:
             try:
                 self._file = self._file or _TemporaryFile()

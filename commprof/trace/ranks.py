@@ -1,6 +1,6 @@
-"""Handles columns of several ranks, whose rows follow one another rank by rank.
+"""Handles columns that hold the rows of several ranks, one rank after the other.
 
-An array ``first`` holds the first row of each rank, and then the number of all rows.
+An array ``first`` holds the index of each rank's first row, and at its end the number of all rows.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy.typing as npt
 from commprof.trace.lookup import joined_column, rows_of
 
 Ints = npt.NDArray[np.int64]
-#: A column of small numbers. A column with a row for each call of a run is long, and may therefore
-#: take only 4 bytes a row.
+#: A column of small numbers, with 4 or 8 bytes per row.
 Narrow = npt.NDArray[np.int32] | Ints
 
 _MOST_NS = 2**62
-#: Largest number of rows of a block of ranks: its columns then fit into a processor's cache.
+#: Largest number of rows in a block of ranks. At this size, the columns of a block fit into a
+#: processor's cache.
 MOST_ROWS = 100_000
 
 
 def firsts(lengths: Sequence[int] | Ints) -> Ints:
-    """Returns the first row of each rank, then the number of all rows, from the rows per rank."""
+    """Returns the array ``first`` (see above) for ranks with these numbers of rows."""
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
 def in_blocks(lengths: Sequence[int]) -> list[slice]:
-    """Divides ranks with these numbers of rows into blocks of neighbours; see ``MOST_ROWS``."""
+    """Divides ranks into blocks of neighbours, given the number of rows of each rank."""
     first, bounds = firsts(lengths), [0]
     while bounds[-1] < len(lengths):
         until = int(np.searchsorted(first, first[bounds[-1]] + MOST_ROWS, side="right")) - 1
@@ -43,30 +43,29 @@ def in_blocks(lengths: Sequence[int]) -> list[slice]:
 
 @dataclass(slots=True, eq=False)
 class RankRows:
-    """One rank's rows in a table of several ranks; they become a table of their own on demand."""
+    """The rows of one rank in a table that holds several ranks."""
 
     whole: Any
     begin: int
     end: int
-    #: Returns some rows of ``whole``.
     cut: Callable[[Any, slice], Any] = rows_of
     _made: Any = None
 
     @classmethod
     def of(cls, table: Any) -> RankRows:
-        """Holds a table of one rank."""
+        """Makes the object for a table that holds one rank only."""
         return cls(table, 0, len(table), _made=table)
 
     @property
     def table(self) -> Any:
-        """The rank's own table."""
+        """A table with the rows of this rank only."""
         if self._made is None:
             self._made = self.cut(self.whole, slice(self.begin, self.end))
         return self._made
 
 
 class RankTables(Sequence[Any]):
-    """The tables of some ranks; a column of all is joined without making each rank's table."""
+    """The tables of several ranks. Each table is made when it is first used."""
 
     def __init__(self, rows: Sequence[RankRows]) -> None:
         """``rows``: the rows of each rank."""
@@ -97,10 +96,7 @@ class RankTables(Sequence[Any]):
 
     @cached_property
     def _pieces(self) -> list[tuple[Any, slice]]:
-        """Tables of several ranks, each with a slice of its rows; joined, the slices are all rows.
-
-        Ranks that follow one another both in this sequence and in one table share a slice.
-        """
+        """Tables, each with a slice of its rows. Joined, these slices are the rows of all ranks."""
         pieces: list[tuple[Any, slice]] = []
         whole, begin, end = None, 0, 0
         for rows in self._rows:
@@ -117,20 +113,20 @@ class RankTables(Sequence[Any]):
         return [rows.whole for rows in self._rows]
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Joins a column of all ranks."""
+        """Returns a column with the rows of all ranks."""
         read = operator.attrgetter(name)
         return joined_column(read(whole)[rows] for whole, rows in self._pieces)
 
 
 def joined(tables: Sequence[Any], name: str) -> npt.NDArray[Any]:
-    """Joins a column of the tables of ranks; ``name`` may be dotted, for a table in a table."""
+    """Returns a column with the rows of all ranks' tables; ``name`` may contain dots."""
     if isinstance(tables, RankTables) and len(tables):
         return tables.column(name)
     return joined_column(map(operator.attrgetter(name), tables))
 
 
 def of_tables(tables: Sequence[Any], name: str) -> list[Any]:
-    """Returns for each rank's table an attribute that is no column, such as the source of steps."""
+    """Returns an attribute of each rank's table; the attribute must not be a column."""
     wholes = tables.wholes() if isinstance(tables, RankTables) else tables
     return list(map(operator.attrgetter(name), wholes))
 
@@ -141,12 +137,12 @@ def lengths_of(tables: Sequence[Any]) -> list[int]:
 
 
 def firsts_of(tables: Sequence[Any]) -> Ints:
-    """Returns the first row of each rank, then the number of all rows, of the tables of ranks."""
+    """Returns the array ``first`` (see above) for the tables of ranks."""
     return firsts(lengths_of(tables))
 
 
 def accumulated(ufunc: np.ufunc, values: npt.NDArray[Any], first: Ints) -> npt.NDArray[Any]:
-    """Returns ``ufunc.accumulate`` of the rows of each rank."""
+    """Applies ``ufunc.accumulate`` to the rows of each rank."""
     count = np.diff(first)
     if not len(values):
         return values
@@ -161,7 +157,7 @@ def accumulated(ufunc: np.ufunc, values: npt.NDArray[Any], first: Ints) -> npt.N
 
 
 class RankTimes:
-    """Maps times of all ranks to one order: a rank's times come before the next rank's."""
+    """Orders the times of all ranks: first all times of rank 0, then all of rank 1, and so on."""
 
     def __init__(self, begin_ns: Ints, until_ns: Ints) -> None:
         """``begin_ns``, ``until_ns``: for each rank, the first and last time whose order is kept.
@@ -169,14 +165,14 @@ class RankTimes:
         Times of a rank before ``begin_ns`` count as equal, and so do times after ``until_ns``.
         """
         self._begin_ns = begin_ns
-        # The limit, 53 days for 1000 ranks, keeps the sum of all lengths below 2**63, even if times
-        # of damaged traces are years apart.
+        # The limit keeps the sum of all lengths below 2**63. In damaged traces, times can be years
+        # apart.
         self._length_ns = np.minimum(until_ns - begin_ns, _MOST_NS // max(1, len(begin_ns)))
         self._base = firsts(self._length_ns + 4)[:-1]
 
     @classmethod
     def of(cls, ranks: int, *columns: tuple[Ints, Ints]) -> RankTimes:
-        """Makes the map that keeps the order of all times in some columns of all ranks."""
+        """Makes the object for all times in ``columns``, which are pairs of ranks and times."""
         begin_ns = np.full(ranks, _MOST_NS)
         until_ns = np.zeros(ranks, dtype=np.int64)
         for rank, time_ns in columns:
@@ -185,8 +181,8 @@ class RankTimes:
         return cls(begin_ns, np.maximum(begin_ns, until_ns))
 
     def since(self, rank: Narrow, time_ns: Ints) -> Ints:
-        """Returns ns since the rank's ``begin_ns``, plus 1; 0 for all times before it."""
-        since = time_ns - self._begin_ns[rank]  # the columns are long: they are changed in place
+        """Returns the ns since the rank's ``begin_ns``, plus 1; 0 for times before ``begin_ns``."""
+        since = time_ns - self._begin_ns[rank]  # long, so it is changed in place
         np.maximum(since, -1, out=since)
         np.minimum(since, (self._length_ns + 1)[rank], out=since)
         since += 1
@@ -207,7 +203,7 @@ def ranks_of(first: Ints) -> Ints:
 def rows_containing(
     begin_ns: Ints, end_ns: Ints, first: Ints, time_ns: Ints, first_time: Ints
 ) -> Ints:
-    """Does what ``lookup.row_containing`` does with intervals and times of the same ranks.
+    """Does what ``lookup.row_containing`` does, separately for each rank.
 
     Args:
         begin_ns: begins of the intervals of all ranks, in ascending order for each rank.

@@ -1,8 +1,7 @@
 """Reads one rank's trace file, complete or cut off.
 
-Nothing in a file is trusted: lengths are checked against the file's size before memory is
-allocated, blocks against their checksum, JSON against its shape. Parts that cannot be read are
-reported in ``Trace.problems``; everything else is kept.
+Nothing in a file is trusted: lengths, checksums and the types of JSON values are checked.
+``Trace.problems`` names the parts that cannot be read. All other parts are kept.
 
 Scripts that read or make traces import ``read_trace`` and ``read_first_metadata`` from here.
 """
@@ -42,8 +41,7 @@ from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import BlockType, Records
 from commprof.trace.summary import Summary, read_newest
 
-#: Value of ``capture`` in the metadata of a trace that was converted from a trace of
-#: torch.profiler.
+#: Value of ``capture`` in a trace that was made from a recording of torch.profiler.
 TORCH_PROFILER = "torch.profiler"
 #: Value of ``capture`` in a trace that NCCL's plugin wrote (``csrc/nccl_plugin``).
 NCCL_PLUGIN = "nccl"
@@ -61,27 +59,25 @@ class Trace:
     records: Records
     #: False if the process died before it closed the trace.
     complete: bool
-    #: Number of records for which no ring had room, or that could not be written.
+    #: Number of records that were lost: no ring had room, or the write failed.
     dropped: int
     #: Sentences about parts that could not be read; empty if all could be read.
     problems: tuple[str, ...]
-    #: Summary of always-on mode; None if that mode never ran. It covers everything since the mode
-    #: began, including ``records`` of a later full mode.
+    #: Summary of always-on mode; None if that mode never ran. The summary also covers a later full
+    #: mode.
     summary: Summary | None = None
     #: Frames of each stack, by the stack's id: innermost first, as "file:line function".
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Communicators of NCCL by id, if NCCL's plugin recorded.
     communicators: dict[int, Communicator] = field(default_factory=dict)
     #: Kernels and copies that the device ran; None if none were recorded.
     device_activity: DeviceActivity | None = None
-    #: DDP's buckets and finalisations that are implied by the recording of another profiler, as
-    #: records of kinds ``bucket`` and ``finalize``. Reports count only the buckets and
-    #: finalisations in ``records``.
+    #: Records of DDP's buckets and finalisations, derived from the recording of another profiler.
+    #: Reports do not count these records.
     passes: Records | None = None
     #: Facts about the recording of another profiler; None if commprof recorded the rank.
     recorded: Recorded | None = None
-    #: Tables of ``columns.once_per_trace``, by the function that made each.
-    #: ``dataclasses.replace`` does not copy them.
+    #: Tables that ``columns.once_per_trace`` keeps, by the function that makes the table.
+    #: ``dataclasses.replace`` does not copy the tables.
     tables: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -113,7 +109,7 @@ class Trace:
 
 @dataclass
 class TraceContent:
-    """Content of those blocks of a trace that were read so far."""
+    """Content of the blocks that were read so far."""
 
     metadata: dict[str, Any] | None = None
     groups: dict[int, Group] = field(default_factory=dict)
@@ -125,7 +121,7 @@ class TraceContent:
     summary: Summary | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     communicators: dict[int, Communicator] = field(default_factory=dict)
-    #: Gets the records instead of ``batches``; None to keep them unpacked.
+    #: Packs and holds the records; None if ``batches`` holds the records unpacked.
     packer: Packer | None = None
 
     def take_records(self, records: Records) -> None:
@@ -146,28 +142,25 @@ class TraceContent:
 
 @dataclass
 class _File:
-    """A trace file as it was read, and the records in the rings of its process."""
-
-    #: Random number of the recording; its ring files hold it too.
+    #: Random number that the ring files of the recording hold too.
     session: int
     #: Offset after the last complete block.
     end: int
     metadata: dict[str, Any]
     content: TraceContent
-    #: None if the trace was closed or salvaged (:func:`salvage`): rings then hold nothing further.
+    #: None if the trace was closed or salvaged (:func:`salvage`).
     rings: RingContent | None = None
 
 
 def read_trace(path: Path, pack: PackedData | None = None) -> Trace:
     """Reads the trace at ``path``.
 
+    If the process was killed or still runs, its newest records are read from its ring files.
+
     Args:
         path: path of the file.
-        pack: stores the records, which are packed as they are read, see
-            :mod:`commprof.trace.packed`; None to hold the records as an array.
-
-    A trace without its closing block is incomplete: the process was killed, or still runs.
-    Its newest records are then read from the ring files, if those still exist.
+        pack: storage for packed records (:mod:`commprof.trace.packed`); None to return an array of
+            records.
 
     Raises:
         TraceError: the file is not a trace, or its metadata cannot be used.
@@ -200,11 +193,10 @@ def read_trace(path: Path, pack: PackedData | None = None) -> Trace:
 
 
 def _read_with_rings(path: Path, packer: Packer | None = None) -> _File:
-    """Reads a trace file and, unless it was closed or salvaged, the rings of its process.
+    """Reads a trace file and the rings of its process.
 
-    A running process moves records from the rings to the file, and so does :func:`salvage`, which
-    then removes the rings. So the file is read again after the rings: a record that is moved
-    meanwhile is read twice, and is not lost.
+    Records may move from the rings to the file at any time. So the file is read again after the
+    rings: a moved record may then be read twice, but it is not lost.
     """
     file = _read_file(path, packer)
     if file.content.is_open:
@@ -214,15 +206,13 @@ def _read_with_rings(path: Path, packer: Packer | None = None) -> _File:
         if file.content.is_open:
             summary = file.content.summary
             if summary is not None and summary.mode != "full":
-                # Always-on mode keeps no records, and the rings hold only records of the last
-                # moment.
+                # In always-on mode, the rings hold only records of the last moment.
                 rings.batches.clear()
             file.rings = rings
     return file
 
 
 def _read_file(path: Path, packer: Packer | None) -> _File:
-    """Reads a trace file without the rings."""
     content = TraceContent(packer=packer)
     file = None if packer is None else _read_small(path, packer, content)
     session, end = file or _read_in_blocks(path, content)
@@ -235,7 +225,7 @@ def _read_file(path: Path, packer: Packer | None) -> _File:
 
 
 def _read_in_blocks(path: Path, content: TraceContent) -> tuple[int, int]:
-    """Reads a file of any size block by block; returns its session and the end of its blocks."""
+    """Returns the file's session, and the offset after its last complete block."""
     with open_regular(path) as file:
         stream = BlockStream(path, file)
         for block in stream:
@@ -245,9 +235,9 @@ def _read_in_blocks(path: Path, content: TraceContent) -> tuple[int, int]:
 
 
 def _read_small(path: Path, packer: Packer, content: TraceContent) -> tuple[int, int] | None:
-    """Does what ``_read_in_blocks`` does, in a tenth of the time.
+    """Does what ``_read_in_blocks`` does, but faster.
 
-    None if the file is large or a part of it is not intact; nothing is taken from it then.
+    Returns None, and leaves ``content`` unchanged, if the file is large or damaged.
     """
     read = _small_reader()
     small = None if read is None else read(os.fspath(path))
@@ -262,7 +252,6 @@ def _read_small(path: Path, packer: Packer, content: TraceContent) -> tuple[int,
 
 @functools.cache
 def _small_reader() -> Callable[[str], Any] | None:
-    """Returns the function that reads small files; None if the C++ module is missing or too old."""
     try:
         from commprof._reading import read_small_trace
     except ImportError:
@@ -271,7 +260,7 @@ def _small_reader() -> Callable[[str], Any] | None:
 
 
 def take_block(path: Path, block: Block, content: TraceContent) -> None:
-    """Adds a block to ``content``; unknown types are skipped, so that the format can grow."""
+    """Adds a block to ``content``; skips blocks of unknown types."""
     take = _TAKE.get(block.type)
     try:
         if take is not None:
@@ -322,8 +311,8 @@ def _take_summary(payload: memoryview, content: TraceContent) -> None:
     take_newest_summary([payload], content)
 
 
-#: By type of block: the function that adds a block's payload to the content. The keys are plain
-#: numbers, because members of enums are compared slowly.
+#: Functions that add the payload of a block to the content, by block type. The keys are plain
+#: numbers, because enum members are compared slowly.
 _TAKE: dict[int, Callable[[memoryview, TraceContent], None]] = {
     int(BlockType.RECORDS): _take_records,
     int(BlockType.METADATA): _take_metadata,
@@ -337,7 +326,7 @@ _TAKE: dict[int, Callable[[memoryview, TraceContent], None]] = {
 
 
 def take_newest_summary(payloads: Sequence[memoryview], content: TraceContent) -> None:
-    """Takes the newest of some summary blocks, if it is newer than the summary taken before."""
+    """Keeps the newest of some summary blocks, unless ``content`` has a newer summary."""
     try:
         content.summary = read_newest(payloads, content.summary) or content.summary
     except ValueError as error:
@@ -345,7 +334,6 @@ def take_newest_summary(payloads: Sequence[memoryview], content: TraceContent) -
 
 
 def _records(payload: memoryview) -> Records:
-    """Returns a view of the payload; raises ValueError if it does not hold whole records."""
     size = schema.RECORD_DTYPE.itemsize
     if len(payload) % size:
         raise ValueError(f"{len(payload)} bytes are not a whole number of records")
@@ -353,12 +341,10 @@ def _records(payload: memoryview) -> Records:
 
 
 def salvage(path: Path) -> int:
-    """Moves a dead process's records from its ring files into its trace, and removes the files.
+    """Moves the records of a dead process from its ring files into its trace.
 
-    Call it only when the process is gone. A trace that was closed or salvaged before does not
-    change. Several processes may do this at the same time: each of them either finds the trace
-    salvaged, or has read the rings before any process removed them, and then writes the same
-    records.
+    Then removes the ring files. The process must be gone. A trace that was closed or salvaged
+    before does not change. Several processes may salvage the same trace at the same time.
 
     Returns:
         The number of records moved.
@@ -381,10 +367,9 @@ def salvage(path: Path) -> int:
 
 
 def salvage_dead(directory: Path) -> None:
-    """Salvages each trace in a run directory if its process is gone and left ring files.
+    """Salvages each trace in a run directory if the trace's process is gone.
 
-    Whether a process is gone can be known only on its machine, before a reboot, and in its PID
-    namespace. A trace is skipped if this is not known, or if its files cannot be written.
+    A trace is skipped if the state of its process is unknown, or if a file cannot be written.
     """
     paths = [
         folder / name
@@ -401,11 +386,13 @@ def salvage_dead(directory: Path) -> None:
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:
-    """Replaces all bytes after the last complete block, which ends at ``end``, by ``blocks``.
+    """Replaces all bytes from offset ``end`` on by ``blocks``.
 
-    The file is cut only after it was written: so if another process has already written the same
-    blocks, readers find them at any time. If the blocks cannot be written, cuts the file off at
-    ``end`` and raises OSError, unless another process has written them.
+    Another process may write the same blocks at the same time. So the file is cut after the write,
+    not before.
+
+    Raises:
+        OSError: the blocks cannot be written, and no other process has written them.
     """
     with path.open("r+b", buffering=0) as file:
         file.seek(end)

@@ -1,7 +1,7 @@
-"""What another profiler's recording of one rank holds.
+"""Describes what another profiler's recording of one rank holds.
 
-A recording is evidence only of what it holds. Whatever was not recorded is not known: it may or
-may not have happened. Before a figure is computed or a conclusion drawn, these facts are checked.
+An event that was not recorded may still have happened. So reports check these facts before they
+compute a figure or draw a conclusion.
 """
 
 from __future__ import annotations
@@ -24,32 +24,28 @@ class Recorded:
 
     #: True if kernels or copies of a device were recorded.
     device: bool
-    #: True if operators, or ranges of work, of the thread that trains were recorded.
+    #: True if operators or ranges of the training thread were recorded.
     training_thread: bool
-    #: True where the times of the transfer were recorded: by kernels of a device, or by a backend
-    #: that transfers on the host. False where only the call on the host was recorded.
+    #: True where the times of the transfer were recorded. False where only the call on the host was
+    #: recorded.
     times: Mask
-    #: True where c10d's sequence number of the collective in its group was recorded. Elsewhere the
-    #: recorded collectives were counted, so a missing record shifts the numbers after it.
+    #: True where c10d's sequence number was recorded. Elsewhere, the number comes from counting the
+    #: recorded collectives. Numbers after a missing record are then wrong.
     number: Mask
-    #: True where c10d named the operation; elsewhere the operation is derived from a kernel's name,
-    #: or unknown.
+    #: True where c10d named the operation. Elsewhere, the operation is unknown, or was derived from
+    #: the name of a kernel.
     operation: Mask
-    #: True where size and type were recorded.
     size: Mask
-    #: True where the process group was recorded, or the job has one group only.
+    #: True where the process group was recorded, or where the job has only one group.
     group: Mask
-    #: True where the root was recorded.
     root: Mask
-    #: Phase in which the host launched each collective, if kernels of a device were recorded;
-    #: ``Phase.OTHER`` if the phase is not known. None for recordings of the host only: there, the
-    #: time of a call tells its phase.
+    #: Phase in which the host launched each collective; ``Phase.OTHER`` if the phase is unknown.
+    #: None if no kernels of a device were recorded.
     phase: npt.NDArray[np.int64] | None = None
-    #: True if the script's profiler or an optimizer's updates mark the steps. False if repeating
-    #: calls, or the whole recording, count as steps: such a step may be a part of a real step, or
-    #: hold several.
+    #: True if the script's profiler or the optimizer's updates mark the steps. False if the steps
+    #: were derived from repeated calls, or if the whole recording counts as one step.
     steps_marked: bool = True
-    #: False if nothing tells how many ranks the job has: a single recorded rank may be one of many.
+    #: False if the number of ranks in the job is unknown.
     job_size: bool = True
-    #: True if events of a device were recorded that are not read.
+    #: True if the recording holds device events that commprof does not read.
     unread_device: bool = False

@@ -1,9 +1,8 @@
-"""Reads ring files: the newest records of a process, dead or alive.
+"""Reads ring files, which hold the newest records of a process, dead or alive.
 
-A slot of a ring keeps its record until ``capacity`` further records have been pushed to the ring,
-even if the recorded process has taken the record out of the ring before. So another process can
-read records that are not in the trace yet, and records that always-on mode only folds into its
-summary. This costs the recorded process no work.
+A slot of a ring keeps its record until ``capacity`` further records were pushed, even after the
+process has taken the record out. So other processes can read records that are not in the trace, at
+no cost for the recorded process.
 """
 
 from __future__ import annotations
@@ -27,23 +26,22 @@ from commprof.trace import schema
 from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import Kind, Records
 
-#: Directory of ring files.
 _MEMORY = Path("/dev/shm")
 
 
 @dataclass
 class RingContent:
-    """Records left in all rings of one process."""
+    """Records that the rings of one process hold."""
 
     batches: list[Records] = field(default_factory=list)
     dropped: int = 0
 
 
 def read_rings(ring_prefix: str, session: int) -> RingContent:
-    """Reads the ring files ``<ring_prefix><n>.ring`` that belong to the trace ``session``.
+    """Reads the ring files ``<ring_prefix><n>.ring`` that belong to ``session``.
 
-    Skips files that are missing, foreign or damaged. ``ring_prefix`` comes from the trace's
-    metadata; an empty prefix means that the process had no ring files.
+    Skips files that are missing, foreign or damaged. An empty ``ring_prefix`` means that the
+    process had no ring files.
     """
     content = RingContent()
     for path in ring_files(ring_prefix):
@@ -60,7 +58,7 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
 
 
 def dropped_so_far(ring_prefix: str, session: int) -> int:
-    """Counts records for which a running process's rings had no room, from the rings' headers."""
+    """Returns how many records a running process has lost because its rings were full."""
     dropped = 0
     for path in ring_files(ring_prefix):
         try:
@@ -85,7 +83,7 @@ def has_rings(ring_prefix: str) -> bool:
 
 
 def remove_rings(ring_prefix: str, session: int) -> None:
-    """Removes the ring files of this session, whose process must be gone, and no other files."""
+    """Removes the ring files of a session; the session's process must be gone."""
     if not ring_prefix:
         return
     for path in ring_files(ring_prefix):
@@ -107,23 +105,24 @@ def owner_path(ring_prefix: str) -> Path:
 
 
 def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
-    """Writes the rings' owner file, which names their process and trace; may raise OSError.
+    """Writes the owner file, which names the process and the trace of some rings.
 
-    :func:`remove_orphans` reads the file. ``metadata`` is that of the trace.
+    ``metadata`` is the metadata of the trace.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     if Path(ring_prefix).parent == _MEMORY:
         known = {key: metadata[key] for key in ("pid", "machine", "clock")}
         word = {"trace": str(trace_path), "session": session, **known}
-        with owner_path(ring_prefix).open(
-            "x"
-        ) as file:  # "x" follows no link, which any user could put into /dev/shm
+        # Mode "x" does not follow links, which any user could put into /dev/shm.
+        with owner_path(ring_prefix).open("x") as file:
             json.dump(word, file)
 
 
 def remove_orphans(memory: Path = _MEMORY) -> int:
-    """Removes this user's rings whose process and trace are both gone: nobody will read them.
+    """Removes this user's rings if both their process and their trace are gone.
 
-    Rings whose trace still exists are kept: ``reader.salvage`` moves their records into the trace.
     ``memory`` is the directory of the ring files.
 
     Returns:
@@ -153,7 +152,7 @@ def _owner_session(path: Path) -> int | None:
 def ring_files(ring_prefix: str) -> Iterator[Path]:
     """Lists the ring files with this prefix.
 
-    Returns regular files only, because the prefix comes from a trace that is not trusted.
+    Lists only regular files, because the prefix comes from a trace that is not trusted.
     """
     if not ring_prefix:
         return
@@ -167,16 +166,13 @@ def ring_files(ring_prefix: str) -> Iterator[Path]:
 
 
 _NUMBERED: Final = re.compile(r"\d+\.ring")
-#: A directory that changed this recently may change again without a new modification time: the
-#: clock of file times advances only every few milliseconds.
+#: The list of a directory that changed less than this long ago is not cached. The clock of file
+#: times is coarse: a second change may leave the modification time as it is.
 _UNSETTLED_NS: Final = 1_000_000_000
 
 
 def _names_in(directory: str) -> Sequence[str]:
-    """Lists a directory in order; lists it anew only if it has changed.
-
-    All ranks of a host have their rings in one directory, and are looked at one after another.
-    """
+    """Lists a directory in order; caches the list until the directory changes."""
     try:
         changed_ns = os.stat(directory).st_mtime_ns
         if time.time_ns() - changed_ns < _UNSETTLED_NS:
@@ -199,7 +195,7 @@ def _session(header: bytes) -> int | None:
 
 
 def ring_capacity(header: bytes, session: int, file_bytes: int) -> int:
-    """Returns the number of records that a ring holds at most; 0 if it is foreign or damaged."""
+    """Returns the capacity of a ring in records; 0 if the ring is foreign or damaged."""
     if _session(header) != session:
         return 0
     _, record_bytes, _, capacity, _ = schema.RING_HEADER.unpack_from(header)
@@ -230,18 +226,15 @@ _LARGEST_CAPACITY = 1 << 20
 
 @dataclass
 class _Open:
-    """One open ring file."""
-
     fd: int
     capacity: int
-    #: Index of the next record to read, counted as the ring's head counts.
     next: int
 
 
 class RingTail:
-    """Reader of one process's newest records. Not thread-safe; close it after use.
+    """Reads the newest records of one process. Not thread-safe; close it after use.
 
-    Files stay open, so that records pushed before the process removed its rings are still read.
+    The files stay open, so that records can be read even after the process has removed its rings.
     """
 
     def __init__(self, ring_prefix: str, session: int) -> None:
@@ -254,7 +247,7 @@ class RingTail:
 
     @property
     def rings(self) -> int:
-        """Number of rings found; if 0, only the trace shows what the process does."""
+        """Number of rings found so far."""
         return len(self._rings)
 
     def poll(self) -> Records:
@@ -302,8 +295,7 @@ class RingTail:
             if len(piece) < run * _RECORD_BYTES:
                 return np.empty(0, schema.RECORD_DTYPE)
             data += piece
-        # The thread may have gone on: drop slots that it has overwritten, or may be overwriting
-        # now.
+        # Drop the oldest slots, which the thread may have overwritten meanwhile.
         valid = max(begin, _head(ring) - ring.capacity + 1)
         if ring.next:
             self.missed += max(min(valid, head) - ring.next, 0)

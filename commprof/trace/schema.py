@@ -1,9 +1,8 @@
-"""The trace format in Python: layouts, codes and names.
+"""Defines the trace format in Python: layouts, codes and names.
 
-The codes are made from the C++ headers (``codes.py``). The metadata of a trace hold the names of
-its codes; new codes are only appended, so that the codes here are also valid for older traces.
-
-``csrc/core/record_fields.inc`` says what each kind of record means, and what its fields hold.
+The codes in ``codes.py`` are made from the C++ headers. New codes are only appended, so the codes
+here are valid for older traces too. ``csrc/core/record_fields.inc`` explains the kinds of records
+and their fields.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ FIELDS: Final[Mapping[Kind, Mapping[str, Field]]] = {
 
 
 def members_with(*contents: str) -> frozenset[tuple[int, str]]:
-    """Returns the kinds and members of the fields that have one of these contents."""
+    """Returns kind and member of each field whose content is one of ``contents``."""
     return frozenset(
         (int(kind), field.member)
         for kind, named in FIELDS.items()
@@ -95,12 +94,12 @@ SOME_WAIT: Final = (*ROOTED, *POINT_TO_POINT)
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)
-#: Names of the values of ``reduce_op``, which are the values of ``c10d::ReduceOp::RedOpType``.
+#: Names of the values of ``reduce_op``, in the order of ``c10d::ReduceOp::RedOpType``.
 REDUCE_OPS: Final = (
     *("sum", "avg", "product", "min", "max"),
     *("band", "bor", "bxor", "premul_sum"),
 )
-#: Stands for the index of a CUDA graph's replay if the index is not known.
+#: Value for an unknown index of a CUDA graph's replay.
 NO_REPLAY: Final = 0xFFFFFFFF
 #: Value of ``reduce_op`` in recordings that do not name the reduction.
 UNKNOWN_REDUCE_OP: Final = 255

@@ -48,7 +48,7 @@ def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
     """Removes overlaps; each overlap stays in the interval that began first.
 
     Returns:
-        For each remaining interval, its row in the input and the interval itself.
+        The input rows of the remaining intervals, and these intervals.
     """
     order = np.argsort(begin_ns, kind="stable")
     begin_ns, end_ns = begin_ns[order], end_ns[order]
@@ -61,7 +61,8 @@ def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
 def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
     """Intersects two sets of intervals.
 
-    Returns the resulting pieces, and for each piece its row in ``some``.
+    Returns:
+        The row in ``some`` of each resulting interval, and the resulting intervals.
     """
     first = np.searchsorted(others.end_ns, some.begin_ns, side="right")
     last = np.searchsorted(others.begin_ns, some.end_ns, side="left")
@@ -88,7 +89,7 @@ def gaps(others: Stretches) -> Stretches:
 
 
 def between(moments_ns: Ints) -> Stretches:
-    """Returns adjacent intervals that cover all time; these moments are their borders."""
+    """Divides all time into intervals at these moments."""
     moments_ns = np.unique(moments_ns)
     return Stretches(np.concatenate(([-_EVER], moments_ns)), np.concatenate((moments_ns, [_EVER])))
 
@@ -105,10 +106,10 @@ def covered(
     first_ns: Ints,
     last_ns: Ints,
 ) -> npt.NDArray[np.float64]:
-    """Returns how much of each window, from ``first_ns`` to ``last_ns``, the intervals cover.
+    """Returns how many ns of each window the intervals cover.
 
-    Each interval counts with its length in ns or, if ``amount`` is given, with its amount, which is
-    spread evenly over the interval.
+    A window is from ``first_ns`` to ``last_ns``. If ``amount`` is given, the function returns
+    amounts instead of ns: each interval's amount is spread evenly over the interval.
     """
     if len(begin_ns) == 0:
         return np.zeros(len(first_ns))
@@ -118,7 +119,7 @@ def covered(
 
 
 class Windows:
-    """Windows of time for several calls of :meth:`covered`: begins and ends are sorted once."""
+    """Windows of time, for several calls of :meth:`covered`."""
 
     def __init__(self, first_ns: Ints, last_ns: Ints) -> None:
         """``first_ns``: begins of the windows, in any order; ``last_ns``: their ends."""
@@ -145,7 +146,7 @@ class Windows:
 def _reached(
     begin_ns: Ints, end_ns: Ints, amount: npt.NDArray[np.float64] | None
 ) -> Callable[[Ints], npt.NDArray[np.float64]]:
-    """Returns a function of moments: the intervals' total length or amount before each moment."""
+    """Returns a function that adds up the lengths or amounts before given moments."""
     held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
     total = np.cumsum(held)
     # Times are counted from the first interval's begin: a float cannot hold ns since 1970 exactly.

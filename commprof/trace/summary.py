@@ -1,18 +1,18 @@
-"""The summary block of a trace, which always-on mode keeps instead of records.
+"""Reads the summary block of a trace, which always-on mode writes instead of records.
 
-It is a JSON object, followed by spaces. Its keys are the fields of :class:`Summary`, with two
-exceptions: the object ``arrivals`` holds ``known``, ``unknown``, ``without_place``, ``unlisted``,
-``partial``, ``unsplit_steps`` and ``unsplit_ns``, and ``paused`` holds ``paused_ns``. A histogram
-is an object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each bucket that is not
-empty, its distance from the previous non-empty bucket (the first: from bucket 0), and its count. At
-most 255 combinations of operation, group and size class are kept; further ones, and the rarest if
-the block gets too long, are added up in an entry of the same ``op`` whose ``group`` and
-``size_class`` are 0. If the block is then still too long, the rarest operations are added up in an
-entry whose ``op`` is 0 too. Older versions added up all further combinations in that entry.
+The block is a JSON object, followed by spaces. Most of its keys are fields of :class:`Summary`. The
+exceptions are ``arrivals``, ``last_others`` and ``paused``; see :func:`summary_of`.
 
-This module also computes quantiles, means and sums of these histograms. The buckets are those of
-``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width for each power of two. A
-quantile is the middle of its bucket, at most 1/128 away from the exact one.
+A histogram is an object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``. The list
+``buckets`` holds two numbers for each bucket that is not empty. The first number is the distance
+from the previous non-empty bucket, or from bucket 0. The second number is the count. The buckets
+are those of HdrHistogram: 64 of equal width for each power of two. A quantile is the middle of its
+bucket, and differs from the exact quantile by at most 1/128.
+
+A block holds at most 255 combinations of operation, group and size class. Further combinations are
+added up in an entry for each ``op``, whose ``group`` and ``size_class`` are 0. If the block is too
+long, the rarest combinations are added up too, and finally the rarest operations, in an entry whose
+``op`` is 0.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from commprof.trace.found_steps import DECLARED, SOURCES
 
 Ints = npt.NDArray[np.int64]
 
-#: Number of buckets of a histogram; ``csrc/always_on/summary/histogram.h`` assigns values to
-#: buckets.
 BUCKETS = PER_OCTAVE * OCTAVES
 
 
@@ -45,11 +43,11 @@ class Histogram:
     """Histogram of times."""
 
     count: int
-    #: Exact, like the next two fields.
+    #: The sum, the minimum and the maximum are exact.
     sum_ns: int
     min_ns: int
     max_ns: int
-    #: Indices of the buckets that are not empty, in order; and how many values each of them holds.
+    #: Indices of the non-empty buckets, in order, and the number of values in each bucket.
     buckets: Ints
     counts: Ints
 
@@ -62,21 +60,19 @@ class OperationSummary:
     op: int
     #: ``id`` of the group; 0 for the sum of several groups or size classes.
     group: int
-    #: Number n of bits of the larger of input and output size: class n holds sizes from 2**(n-1) to
-    #: 2**n - 1 bytes, class 0 holds size 0. 0 also stands for a sum of several size classes.
+    #: Class n holds sizes from 2**(n-1) to 2**n - 1 bytes, and class 0 holds size 0. The size is
+    #: the larger of input and output. 0 also stands for a sum of several size classes.
     size_class: int
-    #: Number of operations issued.
     count: int
-    #: Sum of the larger of input and output of each operation.
+    #: Sum of the sizes of all operations; a size is the larger of input and output.
     bytes: int
-    #: Number of operations that completed with an error.
     failed: int
-    #: Number of operations never seen to complete; leaves out those on devices whose completion the
-    #: host cannot see.
+    #: Number of operations without a recorded completion. Operations on devices are left out if the
+    #: host cannot see their completion.
     unfinished: int
     #: Times from issue to completion.
     duration: Histogram
-    #: Times spent in ``Work.wait`` by waits that blocked.
+    #: Durations of the calls of ``Work.wait`` that blocked.
     wait: Histogram
     #: Times from this rank's issue to the last rank's issue, for operations whose last rank is
     #: known.
@@ -87,16 +83,14 @@ class OperationSummary:
 
 @dataclass(frozen=True)
 class LastRank:
-    """How often ``rank`` issued an operation last, and how long after the summary's rank.
+    """Counts the operations that one rank issued last.
 
-    The summary's own rank, "this rank" below, is the rank that wrote the summary. It takes part in
-    all of these operations. Only this rank and the ranks that it needs are compared: those that
-    must issue the operation before this rank can complete the operation.
+    "This rank" is the rank that wrote the summary, and takes part in all of these operations. It is
+    compared only with the ranks that it must wait for in the operation.
     """
 
     #: Global rank that issued the operations last; may be this rank itself.
     rank: int
-    #: Number of operations that ``rank`` issued last.
     count: int
     #: Sum over these operations of the time from this rank's issue to the issue by ``rank``.
     wait_ns: int
@@ -104,7 +98,7 @@ class LastRank:
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """Waiting time of the training thread, by block of time and by the rank waited for."""
+    """Waiting time of the training thread, by block of time and by the rank that it waited for."""
 
     #: Length of a block of time; block 0 begins at time 0 of the clock.
     block_ns: int
@@ -118,14 +112,14 @@ class SummarisedLinks:
 
     #: 1 if the host's clock was compared with rank 0's clock, or is rank 0's clock; else 0.
     clock: int
-    #: Number of other hosts with which this host exchanges arrival times directly. Hosts pass
-    #: arrival times along a tree; the next field is the number of other hosts in this host's tree.
+    #: Number of other hosts with which this host exchanges arrival times directly.
     peers: int
+    #: Number of other hosts in the tree along which arrival times reach this host.
     heard: int
     #: Number of datagrams that could not be sent.
     unsent: int
-    #: Number of collectives whose arrivals the host did not pass on, because it had no room for
-    #: them; 0 in summaries of older versions.
+    #: Number of collectives whose arrivals the host did not pass on, for lack of room; 0 in
+    #: summaries of older versions.
     skipped: int = 0
 
 
@@ -141,52 +135,54 @@ class Summary:
     end_ns: int
     #: Number of records folded into the summary.
     records: int
-    #: Number of records that were lost before they could be folded into the summary.
+    #: Number of records that were lost and are missing in the summary.
     dropped: int
     #: Number of completions and waits without a recorded issue.
     unmatched: int
     #: Number of operations counted in sums of several groups or size classes.
     moved: int
-    #: Lengths of all complete steps except the first; the next field has their exposed times.
+    #: Lengths of all complete steps except the first.
     steps: Histogram
+    #: Exposed times of the same steps.
     exposed: Histogram
-    #: By ``schema.Phase``: time of the phase per step, without the exposed time in it.
+    #: By ``schema.Phase``: time of the phase in each step, without exposed time.
     phases: tuple[Histogram, ...]
-    #: Three numbers: of operations whose last rank is known, of operations whose last rank is not
-    #: known, and of steps whose exposed time could therefore not be split into the time before and
-    #: the time after the last rank's arrival.
+    #: Number of operations whose last rank is known.
     arrivals_known: int
+    #: Number of operations whose last rank is unknown.
     arrivals_unknown: int
+    #: Number of steps whose exposed time could not be split at the last rank's arrival, because the
+    #: last rank of an operation is unknown.
     unsplit_steps: int
-    #: For collectives between hosts: bounds on the error of the last rank's arrival time that comes
-    #: from the comparison of the hosts' clocks.
+    #: Upper bounds on the error of the last rank's arrival time, for collectives between hosts. The
+    #: error comes from the comparison of the hosts' clocks.
     arrival_clock_error: Histogram
     hosts: SummarisedLinks
-    #: Two histograms of exposed time per step: before the last rank's arrival, and after it. Not
-    #: included are the first step, the steps in ``unsplit_steps``, and steps of the last seconds,
-    #: whose arrivals may still come.
+    #: Exposed time of each step before the last rank's arrival. The first step, the steps in
+    #: ``unsplit_steps`` and the steps of the last seconds are left out.
     exposed_wait: Histogram
+    #: Exposed time of the same steps after the last rank's arrival.
     exposed_transfer: Histogram
     last: tuple[LastRank, ...]
     waited_for: WaitedFor
     operations: tuple[OperationSummary, ...]
-    #: By ``schema.Phase``: sum over the steps of the times in which the process did not run, in ns.
-    #: Included in ``phases``; 0 in summaries of older versions.
+    #: By ``schema.Phase``: total time in ns for which the process did not run. ``phases`` includes
+    #: this time. 0 in summaries of older versions.
     paused_ns: tuple[int, ...] = (0,) * len(schema.PHASES)
-    #: Part of ``arrivals_unknown`` from groups that had no place in the shared memory; 0 in
-    #: summaries of older versions.
+    #: Number of operations in ``arrivals_unknown`` whose group had no place in the shared memory; 0
+    #: in summaries of older versions.
     arrivals_without_place: int = 0
-    #: Part of ``arrivals_unknown``: operations, in groups of more than 256 ranks, that may complete
-    #: before all ranks have issued them. Their last rank follows only from the arrival of each
-    #: single rank, which hosts do not send each other for such large groups. 0 in summaries of
-    #: older versions.
+    #: Number of operations in ``arrivals_unknown`` for which hosts would have to send each other
+    #: the arrival of every rank. Hosts do not do so for groups of more than 256 ranks. 0 in
+    #: summaries of older versions.
     arrivals_unlisted: int = 0
-    #: Part of ``arrivals_known``: operations in which some ranks of other hosts were not seen, so
-    #: that an unseen rank may have come last; 0 in summaries of older versions.
+    #: Number of operations in ``arrivals_known`` for which the arrivals of some ranks are missing,
+    #: so that another rank may have come last; 0 in summaries of older versions.
     arrivals_partial: int = 0
-    #: Number of operations whose last rank is not in ``last`` (which holds the 1,024 costliest
-    #: ranks), and the sum of the waits for these ranks; 0 in summaries of older versions.
+    #: Number of operations whose last rank is not in ``last``, which holds the 1,024 costliest
+    #: ranks; 0 in summaries of older versions.
     last_others_count: int = 0
+    #: Sum of the waits in these operations, in ns; 0 in summaries of older versions.
     last_others_wait_ns: int = 0
     #: Sum of the exposed times of the steps in ``unsplit_steps``; None in summaries of older
     #: versions.
@@ -206,12 +202,12 @@ def read_summary(payload: memoryview) -> Summary:
 
 
 def read_newest(payloads: Sequence[memoryview], after: Summary | None) -> Summary | None:
-    """Reads, of several summary blocks, the one with the highest sequence number.
+    """Reads the summary block with the highest sequence number.
 
-    The other blocks are not checked.
+    Returns None if this number is not higher than that of ``after``.
 
-    Returns None if no number is higher than that of ``after``. Raises the same errors as
-    :func:`read_summary`.
+    Raises:
+        ValueError: as for :func:`read_summary`.
     """
     newest = max(payloads, key=_number_of)
     if after is not None and _number_of(newest) <= after.sequence:
@@ -219,8 +215,7 @@ def read_newest(payloads: Sequence[memoryview], after: Summary | None) -> Summar
     return read_summary(newest)
 
 
-#: The first characters of a summary, as the recorder writes them: they suffice to skip an older
-#: summary.
+#: Finds the sequence number at the begin of a summary, without parsing the JSON.
 _BEGIN = re.compile(rb'\{"sequence": ?([0-9]{1,19}),')
 
 
@@ -280,7 +275,6 @@ OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "
 
 
 def _paused(value: dict[str, Any]) -> tuple[int, ...]:
-    """Reads the paused time of each phase, in ns; 0 in summaries of older versions."""
     paused_ns = value.get("paused", [0] * len(schema.PHASES))
     if not isinstance(paused_ns, list) or len(paused_ns) != len(schema.PHASES):
         raise ValueError(f"paused is not a list of {len(schema.PHASES)} numbers")
@@ -290,7 +284,6 @@ def _paused(value: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _steps_end(value: dict[str, Any]) -> str:
-    """Reads the event at which steps end; DECLARED if it is missing, as in older summaries."""
     source = value.get("steps_end", DECLARED)
     if source not in SOURCES:
         raise ValueError(f"steps_end is not one of {', '.join(SOURCES)}")
@@ -310,7 +303,7 @@ def _operation(value: object) -> OperationSummary:
 
 
 def _transfer(value: Any, name: str, older: str) -> Histogram:
-    """Reads a histogram of transfers, which older versions named ``older``."""
+    """Reads a histogram that older versions named ``older``."""
     return _histogram(_member(value, older if older in value else name), name)
 
 
@@ -327,7 +320,6 @@ def _last(value: object) -> LastRank:
 
 
 def _waited_for(value: object) -> WaitedFor:
-    """Reads the waiting times from a flat list: three numbers per row of ``WaitedFor.cells``."""
     cells = _list(value, "cells")
     block_ns = _whole(value, "block_ns")
     if not _are_whole(cells) or len(cells) % 3 or block_ns == 0:
@@ -336,12 +328,8 @@ def _waited_for(value: object) -> WaitedFor:
 
 
 def _histogram(value: object, where: str) -> Histogram:
-    """Reads a histogram.
-
-    Its list ``buckets`` holds two numbers per bucket: the distance from the previous bucket (of the
-    first one, from bucket 0), and the count. Most histograms have few buckets: then Python's own
-    integers, which do not overflow, are checked faster than arrays.
-    """
+    # Most histograms have few buckets, for which lists are faster than arrays. Python's integers
+    # also do not overflow.
     numbers = _list(value, "buckets")
     if not _are_whole(numbers) or len(numbers) % 2:
         raise ValueError(f"the buckets of {where} are not pairs of whole numbers")
@@ -374,11 +362,6 @@ def _whole(value: object, name: str) -> int:
 
 
 def _are_whole(values: list[Any]) -> bool:
-    """True if all are whole numbers from 0 to 2**63 - 1.
-
-    All types are checked at once, because a summary holds thousands of numbers and a job has
-    thousands of summaries.
-    """
     if not values:
         return True
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**63
@@ -408,7 +391,7 @@ def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def quantile_ns(histogram: Histogram, q: float) -> float:
-    """Returns the ``ceil(q * count)``-th smallest value in ns, q from 0 to 1; NaN if empty."""
+    """Returns the quantile ``q`` in ns; NaN if the histogram is empty. ``q`` is from 0 to 1."""
     if histogram.count == 0:
         return math.nan
     rank = max(1, math.ceil(q * histogram.count))

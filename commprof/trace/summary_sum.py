@@ -1,7 +1,7 @@
-"""Adds up the summaries of several ranks, and writes a summary in few bytes.
+"""Adds up the summaries of several ranks.
 
-The sum has the form of a rank's summary (:mod:`commprof.trace.summary`). It holds the totals of all
-ranks: ``steps.count``, for example, is the number of steps of all ranks together.
+The sum has the form of one rank's summary (:mod:`commprof.trace.summary`), and holds totals over
+all ranks. For example, ``steps.count`` is the total number of steps of all ranks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ from commprof.trace.summary import (
     merged_histogram,
 )
 
-#: Three upper limits on ``waited_for`` in a sum: blocks of time with waiting; cells, each of which
-#: is the waiting for one rank in one block; and ranks that were waited for.
+#: Limits on the size of ``waited_for`` in a sum; see :func:`summed_waits`.
 _MOST_BLOCKS: Final = 128
 _MOST_CELLS: Final = 512
 _MOST_RANKS: Final = 512
 #: If there are more than ``_MOST_CELLS`` cells, only this many ranks keep a cell for each block.
 _COSTLIEST: Final = 32
-#: Largest number of ranks in a sum that have figures on how often they came last.
 _MOST_LAST: Final = 64
-#: Largest number of entries of operations in a sum.
 MOST_OPERATIONS: Final = 64
 _TIMES: Final = ("duration", "wait", "until_last", "transfer")
 _HISTOGRAMS: Final = ("steps", "exposed", "arrival_clock_error", "exposed_wait", "exposed_transfer")
@@ -47,7 +44,7 @@ def summed(summaries: Sequence[Summary], operations: Iterable[OperationSummary])
 
     Args:
         summaries: at least one, in order of rank.
-        operations: the operations of all of them, whose ``group`` and ``op`` mean the same on all
+        operations: the operations of all summaries; ``group`` and ``op`` must mean the same on all
             ranks.
     """
     longest = max(summaries, key=lambda summary: summary.end_ns - summary.begin_ns)
@@ -91,7 +88,7 @@ def _total(summaries: Sequence[Summary], name: str) -> int:
 
 
 def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
-    """Joins the ranks' copies of their host's counters, which they read at different moments."""
+    """Joins the counters of a host, which its ranks have read at different moments."""
     links = [summary.hosts for summary in summaries]
     return SummarisedLinks(
         clock=min(link.clock for link in links),
@@ -103,7 +100,7 @@ def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
 
 
 def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]:
-    """Returns the costliest of the ranks that came last, and the others' sum, with ``rank`` 0."""
+    """Returns the entries of the costliest ranks, and the sum of all other entries."""
     count: dict[int, int] = {}
     wait_ns: dict[int, int] = {}
     for summary in summaries:
@@ -118,14 +115,12 @@ def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]
 
 
 def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
-    """Adds up waiting by block and rank, in few cells.
+    """Adds up waiting times by block of time and by rank.
 
-    A cell is the waiting for one rank in one block of time. If there are more than ``_MOST_CELLS``,
-    only the ranks that were waited for longest keep a cell for each block, because the test whether
-    a rank is late only by chance needs the waiting by block. Each other rank gets one cell, in the
-    block in which it was waited for longest; ranks past the first ``_MOST_RANKS`` are left out.
-    Then neighbouring blocks are joined until the ranks that kept their blocks have at most
-    ``_MOST_CELLS`` cells, and all cells are in at most ``_MOST_BLOCKS`` blocks.
+    A cell is the waiting time for one rank in one block. If there are more than ``_MOST_CELLS``,
+    only the costliest ranks keep a cell for each block. Each other rank gets a single cell; ranks
+    past the first ``_MOST_RANKS`` are left out. Neighbouring blocks are then joined until there are
+    few enough cells and blocks.
     """
     block_ns = max(part.block_ns for part in parts)
     blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]
@@ -144,7 +139,6 @@ def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
 
 
 def _split(cells: Ints) -> tuple[Ints, Ints]:
-    """Returns the cells of the costliest ranks, and one cell for each of the others."""
     ranks, row = np.unique(cells[:, 1], return_inverse=True)
     total = np.zeros(len(ranks), dtype=np.int64)
     np.add.at(total, row, cells[:, 2])
@@ -168,7 +162,6 @@ def _cells(block: Ints, rank: Ints, waited: Ints) -> Ints:
 
 
 def _operations(operations: Iterable[OperationSummary]) -> Iterator[OperationSummary]:
-    """Yields an entry for each operation, group and size class, the costliest entries first."""
     parts: dict[tuple[int, int, int], list[OperationSummary]] = {}
     for entry in operations:
         parts.setdefault((entry.op, entry.group, entry.size_class), []).append(entry)
@@ -194,12 +187,11 @@ def _joined(key: tuple[int, int, int], parts: Sequence[OperationSummary]) -> Ope
 
 
 def shortened(summary: Summary, most: int) -> Summary:
-    """Keeps a sum's first ``most`` entries of operations; adds up the others by operation.
+    """Returns a sum with fewer entries of operations.
 
-    Returns the result as a new summary.
-
-    Operations that are added up count in ``moved``, as in a rank's own summary. If more than twice
-    ``most`` entries result, those with the least total time become one entry of operation 0.
+    The first ``most`` entries stay, and all other entries are added up by operation. If more than
+    twice ``most`` entries result, the entries with the least total time become one entry of
+    operation 0.
     """
     kept, rest = summary.operations[:most], summary.operations[most:]
     moved = sum(entry.count for entry in rest if entry.group)
@@ -214,7 +206,7 @@ def _without_group(operation: OperationSummary, op: int) -> OperationSummary:
 
 
 def coarser(summary: Summary, times: int) -> Summary:
-    """Returns a summary whose histograms have buckets that are ``times`` as wide."""
+    """Joins groups of ``times`` neighbouring buckets in all histograms of a summary."""
 
     def wider(histogram: Histogram) -> Histogram:
         buckets, row = np.unique(histogram.buckets // times * times, return_inverse=True)

@@ -1,1 +1,1 @@
-"""Changes that make communication cheaper: compressors, trials of them, and the backend."""
+"""Ways to make communication cheaper: compressors, trials, and the backend ``commprof``."""

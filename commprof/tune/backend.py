@@ -6,8 +6,8 @@
     torch.distributed.init_process_group("cpu:commprof")
 
 All-reduce, broadcast, all-gather, reduce-scatter and barrier of dense CPU tensors go through
-memory that the ranks share; everything else goes to gloo. If the ranks are on several hosts,
-all-reduce adds up within each host first, and every other operation goes to gloo.
+memory that the ranks share. All other operations go to gloo. If the ranks are on several hosts,
+only all-reduce uses the shared memory: it adds up within each host first.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from torch.distributed import ProcessGroupGloo
 from commprof import _native, variables
 from commprof.errors import CommprofError
 
-#: Size of a slot in shared memory; each rank has two slots. Between two barriers the ranks move one
-#: block of this size: large enough that a barrier costs little, small enough to stay in the
-#: second-level cache.
+#: Size of a slot in shared memory; each rank has two slots. At this size, barriers between slots
+#: cost little, and a slot fits into the second-level cache.
 SLOT_BYTES = 1 << 20
 
 
 def register() -> None:
-    """Registers the backend ``commprof`` with torch; calling it again changes nothing."""
+    """Registers the backend ``commprof`` with torch; further calls change nothing."""
     if "COMMPROF" not in dist.Backend._plugins:
         dist.Backend.register_backend("commprof", _create, extended_api=True, devices=["cpu"])
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The ranks of a group, grouped by host: ranks of one host can share memory."""
+    """The ranks of a process group, by host."""
 
     rank: int
     """This process's rank in the group."""
     groups: list[list[int]]
-    """Ranks of each host, in order; hosts sorted by their first rank. The same on all ranks."""
+    """Ranks of each host, in order. The hosts are sorted by their first rank."""
 
     @property
     def number(self) -> int:
@@ -58,10 +57,9 @@ class Hosts:
 
     @property
     def owners(self) -> int:
-        """Number of ranks of each host that exchange data with other hosts.
+        """Number of ranks on each host that exchange data with other hosts.
 
-        A rank exchanges data with the ranks that have the same local rank on the other hosts. So
-        this number is the rank count of the smallest host.
+        The ranks with the same local rank exchange data, so this is the size of the smallest host.
         """
         return min(map(len, self.groups))
 
@@ -72,7 +70,7 @@ class Hosts:
 
 
 def find_hosts(store: Any, rank: int, size: int) -> Hosts:
-    """Asks every rank of a group which host it is on, through the group's store."""
+    """Finds the host of each rank; all ranks of the group must call this function."""
     places = _everybodys(store, "place", rank, size, _place())
     ranks = range(size)
     return Hosts(rank, [[r for r in ranks if places[r] == p] for p in dict.fromkeys(places)])
@@ -110,8 +108,8 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
         first = next(i for i, text in enumerate(problems) if text)
         if hosts.rank == 0:
             warnings.warn(
-                "commprof backend: no shared memory, gloo alone is used; reason from rank "
-                f"{ranks[first]}: {problems[first]}",
+                "commprof backend: shared memory cannot be used, so only gloo is used; reason from "
+                f"rank {ranks[first]}: {problems[first]}",
                 stacklevel=2,
             )
         return None
@@ -126,11 +124,7 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
 
 
 def _create(options: Any, _: Any) -> Any:
-    """Makes the backend of one group, for ``init_process_group`` and ``new_group``.
-
-    Returns plain gloo if no two ranks are on one host, or, with a warning, if ranks of one host
-    cannot share memory. All ranks decide alike.
-    """
+    """Makes the backend of one group; plain gloo if the ranks cannot share memory."""
     if _native.tune_error is not None:
         raise CommprofError(
             f"the backend 'commprof' needs the native module: {_native.tune_error}; use 'gloo'"
@@ -160,15 +154,14 @@ def _gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def _everybodys(store: Any, key: str, rank: int, size: int, own: str) -> list[str]:
-    """Exchanges one text per rank through the store; returns them by rank."""
     store.set(f"commprof/{key}/{rank}", own)
     return [store.get(f"commprof/{key}/{other}").decode() for other in range(size)]
 
 
 def _place() -> str:
-    """Returns an id of the running kernel and /dev/shm; ranks with equal ids can share memory.
+    """Returns an id that is equal for ranks that can share memory.
 
-    ``COMMPROF_HOST`` overrides the id, to treat ranks of one machine as several hosts.
+    ``COMMPROF_HOST`` overrides the id.
     """
     named = variables.HOST.value()
     if named:

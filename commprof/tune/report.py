@@ -1,6 +1,6 @@
-"""Report of a trial: terminal (full and one screen), Markdown, HTML page, tables of rows, JSON.
+"""Writes the report of a trial as text, Markdown, HTML, tables and JSON.
 
-The texts begin with the verdict, followed by its evidence; ``docs/trials.md`` describes the JSON.
+``docs/trials.md`` describes the JSON.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _HEADERS = (
     "pays below\nGbit/s [95 %]",
 )
 LEGEND = """\
-step: a block's median step on the slowest rank, Hodges-Lehmann estimate over the rounds.
+step: median step of a block on the slowest rank (Hodges-Lehmann estimate over the rounds).
 over none: this step divided by the step of the baseline `none`, paired by round.
 exposed: time for which the training thread waited for communication. encode (with reduce), decode:
-time on the compressor's thread. sent: by a rank per step. held: peak of the gathered parameters on
-a rank, minus the peak with `none`. gradient error: relative error of the sent values, in the first
-step of each block. loss: mean over the block, compared with the loss of `none`. `none again` runs
-`none` under another name: it shows differences by chance. `noop` exchanges nothing. After each
-block of `noop`, or of a candidate that changes gradients, the training state from before the block
-is restored."""
+time on the compressor's thread. sent: data that a rank sends per step. held: peak of the gathered
+parameters on a rank, minus the same peak with `none`. gradient error: relative error of the sent
+values, in the first step of each block. loss: mean over the block, compared with the loss of
+`none`. `none again` runs `none` a second time, to show differences by chance. `noop` exchanges
+nothing. `noop` and candidates that change gradients do not affect the training: after each of their
+blocks, the training state from before the block is restored."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\
@@ -51,10 +51,10 @@ def render(
     remarks: Sequence[str] = (),
     tables: int | None = None,
 ) -> str:
-    """Renders a trial; the ``remarks`` on the run, in sentences, come last.
+    """Renders a trial as text, with ``remarks`` on the run at the end.
 
     Prose is wrapped to ``width`` columns. Tables wider than ``tables`` columns are split; None
-    leaves them whole.
+    turns the splitting off.
     """
     blocks = ["\n".join(wrapped(line, width) for line in (description, setup(trial)))]
     blocks.append("\n".join(wrapped(said, width) for said in trial.verdict.sentences))
@@ -103,7 +103,6 @@ def _settling(one: CandidateResult, trial: TrialResult) -> str:
 
 
 def _without_break_even(trial: TrialResult) -> list[str]:
-    """Returns a sentence for each reason why candidates have no break-even bandwidth."""
     labels: dict[str, list[str]] = {}
     for one in trial.candidates:
         if one.break_even is None and (why := one.no_break_even) is not None:
@@ -190,7 +189,7 @@ def _interval(found: Interval | None, scale: float, digits: int, unit: str = "")
 #: Columns of the one-screen report, by the first line of their headers. If the table is too wide,
 #: its last columns are dropped.
 _COLUMNS = ("candidate", "step", "over none", "pays below")
-#: Largest number of lines of prose in the one-screen report; the full report has the rest.
+#: Largest number of lines of the verdict in the one-screen report.
 _MOST_SENTENCES = 9
 
 
@@ -275,11 +274,10 @@ class TrialReport:
         )
 
     def pictures(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns a row per compared candidate, and the parts of the baseline's step.
+        """Returns the data of the page's pictures.
 
-        ``baseline`` holds one dictionary: the label, and the step's parts in ms under the keys of
-        ``page_parts``. "rank" is -1, "step" is the sum of the times in ``trial.parts``, and the
-        time of a part that the trial lacks is 0. The list is empty if ``trial.parts`` is empty.
+        ``trial`` holds a row per compared candidate. ``baseline`` holds a row with the parts of the
+        baseline's step in ms, or no row if the trial has no parts.
         """
         compared = [
             {

@@ -1,4 +1,4 @@
-"""Functions by which the profiler uses compressors and trials: see ``commprof.satellites``."""
+"""Functions through which the profiler uses this package; see ``commprof.satellites``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
 All compressors take measure_every=N. All but "none" and "hierarchical" also take feedback=0|1,
 start_step=N, checksum=0|1, hierarchical=0|1. See docs/compressors.md.
 
-Trials of settings, as --trial CANDIDATE,CANDIDATE: candidates take turns on the steps of the
-workload or script. The trial reports what to change, if anything. Candidates are compressors, as
-above, and
+A trial compares settings in one run: --trial CANDIDATE,CANDIDATE. The candidates take turns on the
+steps. The report says what to change, if anything. A candidate is a compressor, as above, or one of
 {candidates}
-alone or joined by "+". Settings of the trial itself: rounds=8,block=6,warmup=2,shuffle=SEED. More
-rounds narrow the intervals.
+Join several with "+" to make one candidate. The trial has these options, shown with their defaults:
+rounds=8,block=6,warmup=2,shuffle=0. More rounds give narrower intervals.
   commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
   commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
   commprof run --nproc 2 --trial reshard-after-forward=false,prefetch=2 train_fsdp2.py
@@ -49,7 +48,7 @@ def public_name(name: str) -> Any:
 
 
 def sharding() -> ModuleType:
-    """Returns the module that reads settings of FSDP2: ``commprof.tune.trials.sharding``."""
+    """Returns the module ``commprof.tune.trials.sharding``, which reads settings of FSDP2."""
     from commprof.tune.trials import sharding as settings
 
     return settings
@@ -67,14 +66,14 @@ def parse_hook(text: str) -> Compressor:
 
 
 def exchanges() -> Mapping[str, str]:
-    """Returns how each compressor's ranks exchange a bucket, by the compressor's name."""
+    """Maps the name of each compressor to the way in which ranks exchange a bucket."""
     from commprof.tune.compressors.compressor import SCHEMES
 
     return {name: scheme.exchange for name, scheme in SCHEMES.items()}
 
 
 def run_help() -> str:
-    """Returns the part of ``commprof run``'s help on compressors and trials."""
+    """Returns the help text of ``commprof run`` on compressors and trials."""
     from commprof.tune.compressors.compressor import help_text as compressors
     from commprof.tune.trials.candidates import help_text as candidates
 
@@ -100,7 +99,7 @@ def set_every_model(setting: str, profiler: Any) -> None:
 
 
 def try_every_model(trial: str, profiler: Any) -> None:
-    """Prepares one trial for all models of this process together."""
+    """Prepares one trial that includes all models of this process."""
     from commprof.tune.trials.live import controller
 
     controller.try_every_model(trial, profiler)
@@ -121,7 +120,7 @@ def register_backend() -> None:
 
 
 def recorded_trial(run: WorldRun, context: Mapping[str, Any]) -> AddedReport | None:
-    """Returns the report of the trial that took place in a run's steps."""
+    """Returns the report of the trial that a run recorded."""
     from commprof.tune.report import TrialReport
     from commprof.tune.trials.analyse import analyse_world_trial
 
@@ -129,7 +128,7 @@ def recorded_trial(run: WorldRun, context: Mapping[str, Any]) -> AddedReport | N
 
 
 def no_trial(directory: Path) -> str:
-    """Returns why no trial began in a run that was asked for one, as the end of a sentence."""
+    """Returns the reason why a requested trial did not begin, for the end of a sentence."""
     from commprof.tune.trials import found
 
     return found.no_trial(directory)

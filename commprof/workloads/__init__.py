@@ -1,1 +1,1 @@
-"""Training in launched ranks. Depends on torch, not on capture, analysis or reports."""
+"""Training in launched ranks. Imports torch, but not capture, analysis or reports."""

@@ -20,7 +20,7 @@ def count_parameters(make: Callable[[], nn.Module]) -> int:
 class _WithoutValues(TorchFunctionMode):
     """Skips the torch functions that only set values, such as those of torch.nn.init.
 
-    On the meta device, torch runs them in Python, which imports torch._dynamo and takes seconds.
+    On the meta device, these functions would import torch._dynamo, which takes seconds.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""Training loop of all workloads, which reports its phases and steps to a step recorder."""
+"""The training loop of all workloads. It reports phases and steps to a step recorder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from commprof.workloads.spec import Batch
 DEFAULT_EPOCHS = 2
 """Number of epochs if the user gives neither steps nor epochs."""
 MIN_DEFAULT_STEPS = 12
-"""Smallest default number of steps: fewer steps would leave none after warm-up."""
+"""Smallest default number of steps, so that some steps follow after warm-up."""
 
 
 class TrainedSteps(Protocol):
-    """Interface of a model in training, as the loop uses it; `Training` implements it."""
+    """Interface of a model in training. `Training` implements it."""
 
     def batches(self, epoch: int) -> Iterator[Sequence[Batch]]:
         """Yields one epoch's batches, grouped by update."""
@@ -31,7 +31,7 @@ class TrainedSteps(Protocol):
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
         """Returns the context of a forward and backward pass.
 
-        Gradients are exchanged in the last pass of an update only; `last` is then True.
+        last: True in the last pass of an update. Only this pass exchanges gradients.
         """
         ...
 
@@ -56,7 +56,7 @@ class StepRecorder(Protocol):
         ...
 
     def step(self) -> None:
-        """Ends a step; the next one begins."""
+        """Ends a step and begins the next step."""
         ...
 
     def set_enabled(self, on: bool) -> None:
@@ -66,7 +66,7 @@ class StepRecorder(Protocol):
 
 @dataclass(frozen=True)
 class LabelledStep:
-    """One of the steps that are run after training, to measure the cost of capture."""
+    """A step that is run after training to measure the cost of capture."""
 
     label: str
     """State of capture, as in `overhead_states`."""
@@ -78,24 +78,21 @@ class LabelledStep:
 
 @dataclass(frozen=True)
 class LoopResult:
-    """Times and losses that the loop of one rank measured itself, independently of the capture."""
+    """Times and losses that one rank's loop measured without the capture."""
 
     step_ns: list[int]
-    """Wall time of each step: its phases, reading the loss, and the recorder's step()."""
+    """Wall time of each step, including the recorder's step()."""
     losses: list[float]
     """Mean loss of each step over this rank's samples, before that step's update."""
     step_samples: list[int]
     """Samples of each step on this rank; DistributedSampler's padding counts as samples."""
     duration_ns: int
-    """Time from the first step's start to the last step's end; `overhead` steps do not count."""
+    """Time from the first step's start to the last step's end, without the `overhead` steps."""
     overhead: list[LabelledStep]
-    """Steps that were run after training, in this order, to measure the cost of capture."""
+    """Steps that were run after training to measure the cost of capture."""
 
     def average_loss(self, steps_per_epoch: int) -> float:
-        """Returns the mean loss per sample over the last `steps_per_epoch` steps, or all if fewer.
-
-        If whole epochs were trained, these steps are the last epoch.
-        """
+        """Returns the mean loss per sample over at most the last `steps_per_epoch` steps."""
         samples = self.step_samples[-steps_per_epoch:]
         losses = self.losses[-steps_per_epoch:]
         weighted = sum(loss * count for loss, count in zip(losses, samples, strict=True))
@@ -117,12 +114,11 @@ def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -
 def overhead_states(steps: int, lot: str) -> list[str]:
     """Returns the state of capture in each of `steps` steps: "on", "off_a" or "off_b".
 
-    Each "on" step forms a pair with a step without capture. The time of the "on" steps divided by
-    that of the other steps shows the cost of capture. "off_a" and "off_b" both mean off: the ratio
-    of their times shows how far such a ratio differs from 1 by chance. The order within each pair
-    is drawn at random, so that a rhythm in the step times favours neither state.
+    Each "on" step forms a pair with an "off" step, in random order, so that a rhythm in the step
+    times favours neither state. "off_a" and "off_b" have the same effect: the ratio of their times
+    differs from 1 only by chance.
 
-    lot: seed of the draw, the same on all ranks.
+    lot: seed of the random order, the same on all ranks.
     """
     # `lot` may contain an environment variable, whose bytes need not be UTF-8.
     draw = random.Random(os.fsencode(lot))
@@ -142,12 +138,11 @@ def train(
     lot: str = "",
     on_step: Callable[[int], None] | None = None,
 ) -> LoopResult:
-    """Trains `steps` steps, over as many epochs as needed, then measures capture's overhead.
+    """Trains `steps` steps, and then measures the overhead of capture.
 
-    overhead_steps: number of further steps with the same work and batches of equal size, for which
-    capture is switched on or off on all ranks alike; after these steps, capture is on. lot: seed of
-    the random on-off order. on_step: called after each step with the number of steps done; the time
-    of this call counts in no step.
+    overhead_steps: number of further steps, with capture on or off as in `overhead_states`.
+    lot: seed of the random order of on and off.
+    on_step: called after each step with the number of steps done. No step time includes this call.
     """
     runner = _Steps(training, recorder)
     begin_ns = time.monotonic_ns()
@@ -175,8 +170,6 @@ def train(
 
 
 class _Steps:
-    """Runs single steps and keeps their losses and sample counts."""
-
     def __init__(self, training: TrainedSteps, recorder: StepRecorder) -> None:
         self.losses: list[float] = []
         self.step_samples: list[int] = []
@@ -185,12 +178,11 @@ class _Steps:
         self._batches = _endless(training)
 
     def only_whole_batches(self) -> None:
-        """Leaves out an epoch's smaller last step from now on, so that all steps are equal."""
+        """From now on skips the smaller last step of each epoch, so that all steps are equal."""
         whole, steps = max(self.step_samples), self._batches
         self._batches = (batches for batches in steps if _samples(batches) == whole)
 
     def run(self) -> int:
-        """Runs one step; returns its wall time in ns."""
         training, recorder = self._training, self._recorder
         begin_ns = time.monotonic_ns()
         with recorder.phase("data"):

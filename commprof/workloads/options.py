@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from commprof.workloads.spec import Workload
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-"""Types for forward and backward; weights and optimizer keep the type that the workload chose."""
+"""Types of numbers in the forward and backward passes. Weights keep their own type."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TrainingOptions:
     accumulate: int = 1
     """Number of backward passes per update; only the last pass synchronises gradients."""
     precision: str = "fp32"
-    """One of PRECISIONS; fp16 scales the loss (torch.amp.GradScaler)."""
+    """One of PRECISIONS. With fp16, torch.amp.GradScaler scales the loss."""
     clip_norm: float = 0.0
     """Largest 2-norm of all gradients together; 0 for no clipping."""
     checkpoint_activations: bool = False
@@ -35,7 +35,7 @@ class TrainingOptions:
     scale_lr: bool = False
     """Multiply the learning rate by (samples per update / `--batch-size`)."""
     lr_warmup: int = 0
-    """Steps over which the learning rate grows to its full value."""
+    """Number of steps over which the learning rate grows to its full value."""
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -58,7 +58,7 @@ class TrainingOptions:
 
 
 def check_supported(workload: Workload, options: TrainingOptions, strategy: str) -> None:
-    """Raises UsageError for a strategy or option that this workload refuses, with the reason."""
+    """Raises UsageError if the workload refuses the strategy or one of the options."""
     refused = workload.refused()
     for name in [strategy, *options.chosen()]:
         if name in refused:
@@ -69,23 +69,23 @@ def check_supported(workload: Workload, options: TrainingOptions, strategy: str)
 
 
 def available_bytes() -> int:
-    """Returns the bytes of memory that are available without swapping."""
+    """Returns how many bytes of memory are available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-#: Least number of bytes that a rank needs. /proc/PID/smaps_rollup shows 48 MB of private memory for
-#: a rank that only sleeps, forked from a process with torch 2.13 for CPUs.
+#: Bytes of memory that a rank needs at least. A forked rank that only sleeps has 48 MB of private
+#: memory (/proc/PID/smaps_rollup, torch 2.13 for CPUs).
 _LEAST_OF_A_RANK = 40_000_000
 
 
 def check_ranks(count: int) -> None:
-    """Refuses more ranks than this host has memory for, whatever they train.
+    """Refuses more ranks than this host has memory for.
 
     Raises:
-        UsageError: the available memory is too small even for the ranks' interpreters.
+        UsageError: the available memory is too small for so many ranks.
     """
     needed, free = count * _LEAST_OF_A_RANK, available_bytes()
     if needed > free:

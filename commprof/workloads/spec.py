@@ -1,4 +1,4 @@
-"""Interface of workloads, their optimizers and learning rates, and parsing of their names.
+"""Interface of workloads and their optimizers, and the parser of workload names.
 
 On the command line a workload is written as `NAME[:key=value,key=value]`.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 Schedule = Callable[[float], float]
-"""Maps the completed share of the run, 0 to 1, to a factor of the learning rate."""
+"""Maps the completed share of the run (0 to 1) to a factor of the learning rate."""
 
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """An optimizer, which a strategy creates for the parameters that a rank holds."""
+    """What a strategy needs to create an optimizer."""
 
     kind: type[Optimizer]
     """Class of torch.optim."""
@@ -43,7 +43,7 @@ def cosine(progress: float) -> float:
 
 
 def step_decay(progress: float) -> float:
-    """Schedule that falls to a tenth after half of the run, a hundredth after three quarters."""
+    """Schedule of 1, then 0.1 after half of the run, then 0.01 after three quarters."""
     if progress < 0.5:
         return 1.0
     return 0.1 if progress < 0.75 else 0.01
@@ -62,10 +62,10 @@ class LearningRate:
     scale: float = 1.0
     """Factor of `base` for larger batches (linear scaling: Goyal et al. 2017, arXiv 1706.02677)."""
     warmup_steps: int = 0
-    """Steps over which the rate grows linearly (gradual warm-up: Goyal et al. 2017)."""
+    """Number of steps over which the rate grows linearly (gradual warm-up: Goyal et al. 2017)."""
 
     def at(self, step: int) -> float:
-        """Returns the rate of a step, counted from 0; after the last step, the final rate."""
+        """Returns the learning rate of a step. Steps count from 0."""
         warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         behind = max(0, step - self.warmup_steps)
         span = max(1, self.steps - self.warmup_steps)
@@ -73,22 +73,22 @@ class LearningRate:
 
 
 def allowed(given: str, names: Sequence[str]) -> str:
-    """Returns the end of an error message: the allowed names, and the nearest to the given one."""
+    """Returns the end of an error message, which lists the allowed names and may suggest one."""
     close = difflib.get_close_matches(given, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f" (allowed: {', '.join(names)}){hint}"
 
 
 def flag(name: str) -> str:
-    """Returns the command-line option of a field, as messages name it, such as `--clip-norm`."""
+    """Returns the command-line option of a field, such as `--clip-norm`."""
     return f"--{name.replace('_', '-')}"
 
 
 def parse_options(name: str, text: str, options_type: type[Any]) -> Any:
-    """Reads comma-separated `key=value` options; the other options have their defaults.
+    """Reads comma-separated `key=value` options. Options that are not given keep their defaults.
 
-    A field's metadata may hold `minimum` and `choices`; a `str` without choices can be any text
-    without a comma. Raises UsageError for an unknown key, a wrong type or a value out of range.
+    A field's metadata may hold `minimum` and `choices`. Raises UsageError for an unknown key, a
+    wrong type or a value out of range.
     """
     fields = {field.name: field for field in dataclasses.fields(options_type)}
     types = typing.get_type_hints(options_type)
@@ -138,7 +138,7 @@ WORKLOAD_NAMES = tuple(sorted(_CLASSES))
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of a job: all that `Workload.build` may depend on."""
+    """Parameters of `Workload.build`: the rank, and the job that it belongs to."""
 
     rank: int
     """This process's rank, 0 to world_size - 1."""
@@ -147,7 +147,7 @@ class Shard:
     per_rank_batch: int
     """Number of samples of this rank per backward pass."""
     steps: int
-    """Number of optimizer steps of the run, over which a learning-rate schedule extends."""
+    """Number of optimizer steps of the run."""
     seed: int
     """Seed of data and weights, the same on all ranks."""
     device: str = "cpu"
@@ -159,12 +159,12 @@ class Batch(Protocol):
 
     @property
     def samples(self) -> int:
-        """Number of samples in this batch; the last batch of an epoch may hold fewer."""
+        """Number of samples in this batch. The last batch of an epoch may be smaller."""
         ...
 
 
 class Trainee(Protocol):
-    """Interface of a workload built for one rank; `Training` adds strategy and options."""
+    """Interface of a workload that was built for one rank."""
 
     @property
     def model(self) -> nn.Module:
@@ -173,10 +173,7 @@ class Trainee(Protocol):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Parts of the model that run one after the other and share no parameters, in order.
-
-        A strategy shards these parts, and activation checkpointing recomputes them, one by one.
-        """
+        """Parts of the model, in the order in which they run. The parts share no parameters."""
         ...
 
     def ddp_options(self) -> dict[str, Any]:
@@ -184,15 +181,15 @@ class Trainee(Protocol):
         ...
 
     def batches(self, epoch: int) -> Iterator[Any]:
-        """Yields this rank's batches of one epoch; fetching a batch is a step's data phase."""
+        """Yields this rank's batches of one epoch. Fetching a batch is the data phase of a step."""
         ...
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Runs the forward phase on `model`, the wrapped module; returns the batch's mean loss."""
+        """Runs the forward phase on the wrapped `model`, and returns the batch's mean loss."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward phase: computes gradients, and waits for their exchange if any."""
+        """Runs the backward phase, including the exchange of gradients."""
         ...
 
     def updates(self) -> OptimizerPlan | Callable[[], None]:
@@ -200,23 +197,23 @@ class Trainee(Protocol):
         ...
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns the true phase times per step, in ns; None if the workload does not know them."""
+        """Returns the true length of each phase in each step, in ns; None if unknown."""
         ...
 
 
 class Workload(Protocol):
-    """A model, its data and its optimizer, with the chosen options; holds no tensors yet."""
+    """Interface of a workload: a model, its data and its optimizer. It holds no tensors."""
 
     name: ClassVar[str]
     """Name on the command line."""
     options_type: ClassVar[type[Any]]
     """Frozen dataclass of the options; a field's metadata may hold `minimum` and `choices`."""
     build_imports: ClassVar[tuple[str, ...]]
-    """Slow modules that build() imports; a launcher may import them once for all ranks."""
+    """Slow modules that build() imports. A launcher may import these modules once for all ranks."""
     default_batch_size: ClassVar[int]
     """Batch size if the user gives none: per rank in weak scaling, global in strong scaling."""
     split_dependence: ClassVar[str]
-    """Reason why the loss depends on how ranks split a global batch; empty if it does not."""
+    """Reason why the loss depends on how ranks split a global batch; empty if there is none."""
 
     def __init__(self, options: Any) -> None: ...
 
@@ -230,11 +227,11 @@ class Workload(Protocol):
         ...
 
     def refused(self) -> Mapping[str, str]:
-        """Returns the reasons for refusing strategies and training options, by their name."""
+        """Returns the names of refused strategies and training options, each with the reason."""
         ...
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns a rank's number of steps per epoch, at one backward pass per step."""
+        """Returns a rank's number of steps per epoch, if each step has one backward pass."""
         ...
 
     def build(self, shard: Shard) -> Trainee:
@@ -245,8 +242,8 @@ class Workload(Protocol):
 def parse_spec(text: str) -> Workload:
     """Returns the workload that `text` names, e.g. `timed:layers=2,backward_ms=10/5`.
 
-    Keys and types are those of the workload's options; `/` separates per-layer values.
-    Raises UsageError for an unknown name or key, a wrong type and a value out of range.
+    The keys are fields of the workload's options; `/` separates per-layer values.
+    Raises UsageError for an unknown name or key, a wrong type or a value out of range.
     """
     name, _, rest = text.partition(":")
     if name not in _CLASSES:

@@ -1,7 +1,6 @@
 """Base classes of workloads with a data set, and of their trainees.
 
-A trainee is a workload built for one rank. Its base class provides the batches of data, their order
-and the loss.
+A trainee is a workload that was built for one rank.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from commprof.workloads.spec import Shard
 
 
 def passes_per_epoch(samples: int, world_size: int, per_rank_batch: int) -> int:
-    """Returns the number of backward passes of each rank per epoch (DistributedSampler pads)."""
+    """Returns the number of backward passes of each rank per epoch."""
     return math.ceil(math.ceil(samples / world_size) / per_rank_batch)
 
 
 class OfSamples:
-    """Base of workloads whose options give the number of samples of the data set."""
+    """Base class of workloads with an option `samples`, the size of the data set."""
 
     options: Any
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns a rank's number of steps per epoch, at one backward pass per step."""
+        """Returns a rank's number of steps per epoch, if each step has one backward pass."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
 
 @dataclass(frozen=True)
 class DataBatch:
-    """Inputs, and the targets to be predicted from each input."""
+    """Inputs of a batch, and the targets that the model should predict."""
 
     inputs: Tensor
     """Samples along the first dimension, of any shape."""
@@ -47,15 +46,14 @@ class DataBatch:
 
     @property
     def samples(self) -> int:
-        """Samples in this batch."""
+        """Number of samples in this batch."""
         return self.targets.shape[0]
 
 
 class DataTrainee:
-    """Base of trainees with data; a subclass adds the model and the optimizer.
+    """Base class of trainees with a data set. A subclass adds the model and the optimizer.
 
-    DistributedSampler shuffles samples by seed and epoch, then deals them out to the ranks in turn.
-    So a global batch holds the same samples at every world size.
+    A global batch holds the same samples at every world size.
     """
 
     def __init__(self, data: TensorDataset, shard: Shard) -> None:
@@ -101,7 +99,7 @@ class DataTrainee:
 
 
 def random_tokens(vocab: int, sequence: int, samples: int, seed: int) -> TensorDataset:
-    """Returns samples of `sequence` random tokens, and as target the next token of each."""
+    """Returns samples of `sequence` random tokens. The target of a token is the next token."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocab, (samples, sequence + 1), generator=generator)
     return TensorDataset(tokens[:, :-1], tokens[:, 1:])

@@ -1,4 +1,4 @@
-"""A workload under a strategy, with the options that all workloads share."""
+"""Training of a workload with a strategy and with the options that all workloads share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Training:
     ) -> None:
         """Wraps the model; needs a process group.
 
-        lr_scale: factor of the learning rate if the options ask for scaling.
+        lr_scale: factor of the learning rate, used only if `options.scale_lr` is set.
         """
         self._trainee = trainee
         self._strategy = strategy
@@ -57,13 +57,13 @@ class Training:
         self._step = 0
 
     def batches(self, epoch: int) -> Iterator[tuple[Any, ...]]:
-        """Yields the batches of each update; the last update of an epoch may have fewer."""
+        """Yields the batches of each update. The last update of an epoch may have fewer batches."""
         batches = self._trainee.batches(epoch)
         while group := tuple(itertools.islice(batches, self._options.accumulate)):
             yield group
 
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
-        """Returns the context of a pass; gradients are exchanged in the last pass of an update."""
+        """Returns the context of a pass. Only the last pass of an update exchanges gradients."""
         return self._strategy.synchronised(self.model, last)
 
     def forward(self, batch: Any) -> Tensor:
@@ -72,7 +72,7 @@ class Training:
             return self._trainee.forward(self.model, batch)
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """Runs backward of `weight` times the loss, scaled for fp16."""
+        """Computes the gradients of `weight` times the loss. With fp16, scales the loss."""
         if weight != 1:
             loss = loss * weight
         if self._scaler is not None:
@@ -80,7 +80,7 @@ class Training:
         self._trainee.backward(loss)
 
     def update(self) -> None:
-        """Runs the optimizer phase: ``_optimize``, or the workload's own function for it."""
+        """Runs the optimizer phase."""
         self._update()
 
     def _optimize(self, optimizer: Optimizer, rate: LearningRate) -> None:
@@ -100,7 +100,6 @@ class Training:
 
 
 def _scaler(options: TrainingOptions, device: str) -> Any:
-    """Returns a GradScaler if the precision is fp16, where gradients may underflow; else None."""
     if options.precision != "fp16":
         return None
     return torch.amp.GradScaler(torch.device(device).type)
@@ -109,8 +108,7 @@ def _scaler(options: TrainingOptions, device: str) -> Any:
 def _recompute(trainee: Trainee) -> None:
     """Adds activation checkpointing to each block (Chen et al. 2016, arXiv 1604.06174).
 
-    Replaces the blocks' `forward`, so that parameters keep their names, and FSDP's gathering
-    happens outside of the recomputed part.
+    Replaces each block's `forward`, because a wrapper module would rename the parameters.
     """
     for block in trainee.blocks:
         # setattr, because mypy refuses assignments to a method

@@ -45,7 +45,7 @@ void DeviceSteps::take(const Record& record, std::vector<Record>& out) {
       break;
     case Kind::kDevicePhase:
       // A script may read its batches on a separate stream, so a data phase
-      // does not tell which stream computes.
+      // does not show which stream computes.
       isComputing(record, record.aux != uint32_t(Phase::kData));
       made.kind = Kind::kPhase;
       break;

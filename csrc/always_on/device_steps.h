@@ -1,7 +1,6 @@
-// Replaces a rank's steps, phases and waits by those of the device's stream, if
-// the rank's collectives run on a device. The replacements have the form of
-// host records, in the stream's order. Figures made from them equal those of
-// commprof/analysis/align/device_timeline.py.
+// If a rank's collectives run on a device, replaces the host's steps, phases
+// and waits with those of the device's stream, in the form of host records. The
+// results equal those of commprof/analysis/align/device_timeline.py.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +14,30 @@ namespace commprof {
 
 class WaitLedger;
 
-// Completion of a bucket's collective, relative to the begin of the stretch in
-// which DDP waits for all buckets at the end of backward (the finalisation).
+// When a bucket's collective was complete, relative to the begin of the
+// finalisation. The finalisation is the stretch at the end of backward in which
+// DDP waits for all buckets.
 struct BucketEnd {
   double end_ns;
   double size_bytes;
 };
-// Returns for how long the stream copied buckets during a finalisation, instead
-// of waiting. `buckets` are in order of issue.
+// Returns for how long the stream copied buckets during a finalisation.
+// `buckets` are in order of issue.
 double copyingNs(double window_ns, const std::vector<BucketEnd>& buckets);
 
 // Not thread-safe; may throw std::bad_alloc.
 class DeviceSteps {
  public:
-  // `ledger` knows when the buckets of a backward pass were complete.
   explicit DeviceSteps(const WaitLedger& ledger) : ledger_(ledger) {}
 
-  // Appends the replacement of `record` to `out`. While hasDeviceTimes() is
-  // false, the host's steps, phases and waits pass unchanged. Once it is true,
-  // the device's steps, phases and waits are appended as the device reports
-  // them.
+  // Appends the replacement of `record` to `out`. Until the device reports
+  // times, the host's steps, phases and waits pass unchanged. After that, those
+  // of the device are appended instead.
   void take(const Record& record, std::vector<Record>& out);
-  // Appends the records that were held back for a bucket's completion that
-  // never came.
+  // Appends the records that were held back until a bucket is complete.
   void finish(std::vector<Record>& out);
-  // True once the device reports times. From then on the waits of the host do
-  // not count, because a wait of the host does not always delay the device.
+  // True once the device reports times. From then on, the host's waits do not
+  // count, because the device may work during such a wait.
   bool hasDeviceTimes() const noexcept {
     return has_device_times_;
   }
@@ -57,15 +54,13 @@ class DeviceSteps {
 
   const WaitLedger& ledger_;
   bool has_device_times_ = false;
-  uint32_t thread_ = 0; // thread of the newest step; replacements get it
+  uint32_t thread_ = 0;
   // Stream of the first phase other than data. Until there is such a phase:
   // stream of the first wait or phase.
   bool stream_known_ = false;
   bool has_phases_ = false;
   uint32_t device_ = 0;
   uint64_t stream_ = 0;
-  // Replacements that were not appended yet. Without device times: the newest
-  // kMaxHeld. Otherwise: those from the first incomplete finalisation on.
   std::deque<Record> held_;
 };
 

@@ -6,7 +6,7 @@ namespace commprof {
 
 namespace {
 
-constexpr size_t kMaxIssued = 1 << 14; // largest size of issued_ns_
+constexpr size_t kMaxIssued = 1 << 14;
 
 Record endOfStep(uint64_t step, const Record& backward) {
   Record mark;
@@ -62,16 +62,15 @@ void FoundSteps::takeMark(const Record& mark) {
   }
   thread_ = mark.thread;
   marked_.take(mark);
-  if (unmarked_) { // capture was paused and goes on at this mark
+  if (unmarked_) { // capture resumes at this mark
     Record begin = mark;
     begin.op_id = backwards_;
     unmarked_->take(begin);
   }
 }
 
-// Takes a mark that ends a step. Forgets the earlier steps if they ended by a
-// weaker rule. The end of a backward pass is weaker than any mark. A mark found
-// at an optimizer's update is weaker than a mark that the script declares.
+// Takes a mark that ends a step. Discards the earlier steps if a weaker rule
+// (found_steps.h) has ended them.
 void FoundSteps::takeEnd(const Record& mark) {
   if (!marks_end_steps_) {
     marks_end_steps_ = true;
@@ -83,8 +82,8 @@ void FoundSteps::takeEnd(const Record& mark) {
   } else if (mark.seq == kStepDeclared && found_ != kStepDeclared) {
     marked_.forgetSteps();
     ledger_.forgetSteps();
-    // begin_ is the last mark that only begins a step. All marks since then
-    // were found at updates, so the first declared step begins at begin_.
+    // All marks since begin_ were found at optimizer updates, so the first
+    // declared step begins at begin_.
     marked_.take(begin_);
   }
   found_ = mark.seq;

@@ -1,15 +1,14 @@
-// Finds the steps of one rank, also in a loop that marks none. What ends a
-// step, from the strongest rule to the weakest:
+// Finds the steps of one rank, even if its training loop marks none. A step
+// ends at one of these, from the strongest rule to the weakest:
 //
 //   - a mark that the script declares,
 //   - a mark found at an optimizer's update,
 //   - the end of a backward pass that communicated.
 //
-// Once a rule has ended a step, weaker rules end none. These are the rules of
-// commprof/trace/found_steps.py, which knows the whole trace. Here the records
-// come one by one. So the weakest rule applies only after kSurelyUnmarked
-// backward passes that communicated, and a rule that ends its first step
-// discards the steps that a weaker rule has counted.
+// The first step that a rule ends discards the steps of weaker rules, and
+// weaker rules then no longer apply. The weakest rule applies only after
+// kSurelyUnmarked backward passes that communicated. The rules are those of
+// commprof/trace/found_steps.py.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +25,13 @@ namespace commprof {
 // Not thread-safe. take() may throw std::bad_alloc.
 class FoundSteps {
  public:
-  // `ledger` gets the waits of each step that counts.
   explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
 
-  // Like StepSummary::take(). In a loop without marks, take the records of the
-  // operations issued in a backward pass before the record of the pass itself.
-  // Otherwise the pass does not count as one that communicated, and two steps
-  // become one.
+  // Like StepSummary::take(). In a loop without marks, take the records of a
+  // backward pass's operations before the record of the pass. Otherwise two
+  // steps become one.
   void take(const Record& record);
-  // Does not count the open step: some of its records were not made.
+  // Discards the open step, because some of its records are missing.
   void forgetOpenStep();
   // Appends "steps_end" and the members of StepSummary::appendJson().
   void appendJson(std::string& out) const;
@@ -49,13 +46,13 @@ class FoundSteps {
   StepSummary marked_;
   std::optional<StepSummary> unmarked_; // set once the loop counts as unmarked
   bool marks_end_steps_ = false;
-  // Who placed the last mark that ended a step: kStepDeclared, kStepUpdated or
+  // Origin of the last mark that ended a step: kStepDeclared, kStepUpdated or
   // kStepSkipped.
   uint32_t found_ = kStepDeclared;
-  Record begin_; // the last mark that ends no step; kind kNone before any
+  Record begin_; // last mark that only begins a step; kind kNone: none yet
   uint32_t thread_ = 0; // thread of the steps; 0 before the first step
   uint64_t backwards_ = 0; // backward passes that communicated
-  // Issue times of operations in backward passes that still run.
+  // Issue times of operations in backward passes that have not ended yet.
   std::vector<uint64_t> issued_ns_;
 };
 

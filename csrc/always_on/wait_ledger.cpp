@@ -16,8 +16,8 @@ bool isOver(uint64_t since_ns, uint64_t now_ns) noexcept {
 WaitLedger::WaitLedger(ArrivalExchange& exchange)
     : exchange_(exchange), entries_(kMaxOpen), tasks_(kMaxTasks) {}
 
-// Returns the entry of an operation; null if a later operation has taken the
-// entry. Ids increase, so the higher id is the later operation's.
+// Returns the entry of an operation; null if a later operation, with a higher
+// id, has taken the entry.
 WaitLedger::Entry* WaitLedger::place(uint64_t op_id) noexcept {
   Entry& entry = entries_[op_id % kMaxOpen];
   if (entry.op_id > op_id) {
@@ -84,8 +84,7 @@ void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
       task.number = number;
       task.op_ids.clear();
     }
-    // Keeps at most kMaxBuckets ids and one more, which shows that there were
-    // too many buckets.
+    // One id more than kMaxBuckets shows that there were too many buckets.
     if (task.op_ids.size() <= kMaxBuckets) {
       task.op_ids.push_back(entry.op_id);
     }
@@ -110,7 +109,7 @@ bool WaitLedger::bucketEnds(
   for (const uint64_t op_id : task.op_ids) {
     const Entry* entry = find(op_id);
     if (entry == nullptr || entry->end_ns == 0) {
-      // Null means that a later operation took this operation's place.
+      // If a later operation has taken the entry, the end stays unknown.
       complete = complete && entry == nullptr;
       continue;
     }
@@ -135,11 +134,10 @@ void WaitLedger::takeWait(const Record& record) {
   }
 }
 
-// Returns 0 while the end is not known. The return of a wait does not show the
-// end of an operation on a device, because such a wait returns immediately. On
-// the host, the return shows the end of a message. Once no other report of the
-// end is expected (`over`), it also shows the end of a collective: gloo's
-// reduce-scatter reports completion only to the waiting thread.
+// Returns 0 while the end is unknown. On the host, the end of a wait shows the
+// end of a message. Once no other report is expected (`over`), the end of a
+// wait also shows the end of a collective, because gloo's reduce-scatter
+// reports only to the waiting thread.
 uint64_t WaitLedger::endOf(const Entry& entry, bool over) noexcept {
   const bool by_wait =
       !entry.on_device && (over || isPointToPoint(entry.issued_as.op));
@@ -183,8 +181,9 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
     }
   }
   queue_.swap(missing);
-  // A step can be drained before the ends of its collectives, which are in
-  // other threads' rings: the next call settles the steps of this drain.
+  // The ends of a step's collectives are in other threads' rings, and may be
+  // drained later than the step. So the next call settles the steps of this
+  // drain.
   drained_steps_ = now_ns == UINT64_MAX ? steps_.size() : drained_steps_;
   while (drained_steps_ > 0 && settle(steps_.front(), now_ns)) {
     steps_.pop_front();
@@ -194,10 +193,8 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
   return splits_;
 }
 
-// Converts exposed times to rank 0's clock, which becomes known after the first
-// steps; a new process group may have another rank 0. If either clock jumps,
-// for example because a machine was suspended, earlier times move too. This is
-// accepted.
+// Converts exposed times to rank 0's clock. The offset becomes known only after
+// the first steps, and may change later.
 void WaitLedger::followClock() {
   links_ = exchange_.links();
   if (links_.clock_known) {
@@ -207,7 +204,7 @@ void WaitLedger::followClock() {
   }
 }
 
-// Returns false while more about the operation may still become known.
+// Returns false if more may become known later.
 bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   const bool over = isOver(entry.issue_ns, now_ns);
   const uint64_t end_ns = entry.end_ns = endOf(entry, over);

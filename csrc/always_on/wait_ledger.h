@@ -1,6 +1,6 @@
-// Finds for how long a rank waited for the last arrival among the ranks that it
-// needs. Keeps the rank's operations and steps for some seconds, until every
-// other rank has written down its arrival.
+// Finds for how long this rank waited for the last rank in its operations and
+// steps. Keeps operations and steps for some seconds, until the other ranks'
+// arrivals are known.
 #pragma once
 
 #include <array>
@@ -30,11 +30,10 @@ struct StepWaits {
 // ignored.
 class WaitLedger {
  public:
-  // Number of collectives kept. If a later collective takes the place of one
-  // whose last rank is not known yet, that last rank stays unknown.
+  // Number of operations that are kept. Later operations take the places of
+  // earlier ones.
   static constexpr size_t kMaxOpen = 1 << 14;
-  static constexpr size_t kMaxTasks = 1 << 10; // number of backward passes kept
-  // Largest number of buckets of one backward pass.
+  static constexpr size_t kMaxTasks = 1 << 10;
   static constexpr size_t kMaxBuckets = 1 << 12;
   static constexpr size_t kMaxSteps = 1 << 12;
   // This long after this rank's issue of an operation, or after the end of a
@@ -43,14 +42,14 @@ class WaitLedger {
 
   explicit WaitLedger(ArrivalExchange& exchange);
 
-  // Writes down this rank's arrival. `operation` is stored in the Split that
-  // resolve() returns for the operation. A rank arrives at a collective on a
-  // device when the rank's stream reaches the collective.
+  // Takes this rank's arrival. `operation` comes back in the operation's Split.
+  // On a device, a rank arrives when its stream reaches the operation
+  // (takeReady()).
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);
-  // Takes the end of a wait. It is the only known end of gloo's messages, and
-  // of gloo's reduce-scatters if the wait blocked.
+  // Takes the end of a wait. For gloo's messages and reduce-scatters, no other
+  // record shows when the operation ended.
   void takeWait(const Record& record);
   void takeStep(StepWaits&& step);
   // Discards the steps taken so far, and all that was counted for them.
@@ -69,8 +68,8 @@ class WaitLedger {
   // Returns 1 plus the id of the graph task in which the operation was issued;
   // 0 if the task is not known.
   uint64_t taskOf(uint64_t op_id) const noexcept;
-  // Finds the completions of a backward pass's collectives, relative to
-  // `begin_ns`. False while one is missing.
+  // Finds when the collectives of a backward pass were complete, relative to
+  // `begin_ns`. Returns false while a completion is missing.
   bool bucketEnds(
       uint64_t graph_task,
       uint64_t begin_ns,
@@ -99,9 +98,8 @@ class WaitLedger {
     uint32_t operation = 0;
     uint32_t last_rank = 0;
     bool on_device = false;
-    // The record of the operation's issue was drained from its thread's ring.
-    // If the operation runs on a device, the stream may not have reached it
-    // yet.
+    // The record of the issue was drained. The device may not have reached the
+    // operation yet.
     bool issued = false;
     State state = State::kOpen;
   };
@@ -129,24 +127,22 @@ class WaitLedger {
 
   ArrivalExchange& exchange_;
   std::vector<Entry> entries_; // index: op_id modulo kMaxOpen
-  std::vector<Task> tasks_; // by number
+  std::vector<Task> tasks_; // index: number modulo kMaxTasks
   std::deque<uint64_t> queue_; // operations not settled yet
   std::deque<StepWaits> steps_;
-  // Number of steps at the front of steps_ that were drained before the latest
-  // drain, so that the records of their collectives' ends were drained too.
+  // Number of steps at the front of steps_ that came before the latest drain.
+  // The ends of their collectives were drained too.
   size_t drained_steps_ = 0;
   std::vector<Split> splits_;
   HostLinks links_; // as of the last resolve()
-  // Rank 0's clock minus this host's, for the times in late_. Its accuracy
-  // suffices for blocks of time. 0 until it is known.
+  // Rank 0's clock minus this host's, for the times in late_; 0 until known.
   int64_t clock_offset_ns_ = 0;
 
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
   // Part of unknown_: operations for whose group the board had no place.
   uint64_t without_place_ = 0;
-  // Part of unknown_: operations whose state on the board was kUnlisted,
-  // because their groups are too large for arrivals of single ranks.
+  // Part of unknown_: operations that were kUnlisted.
   uint64_t unlisted_ = 0;
   uint64_t partial_ = 0; // part of known_: operations that were kPartial
   uint64_t unsplit_steps_ = 0;

@@ -34,7 +34,7 @@ class SchedstatFile {
       ::close(fd_);
     }
   }
-  pid_t pid_ = 0; // of the process that opened the file
+  pid_t pid_ = 0; // process that opened the file
   int fd_ = -1;
 };
 

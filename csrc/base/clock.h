@@ -1,4 +1,4 @@
-// Clocks of the record path. All times are nanoseconds.
+// Clocks. All times are in nanoseconds.
 #pragma once
 
 #include <sys/resource.h>
@@ -8,9 +8,8 @@
 
 namespace commprof {
 
-// CLOCK_MONOTONIC: one clock for all processes of a host (and for all its
-// network namespaces), never stepped. Python's time.monotonic_ns() reads it
-// too.
+// CLOCK_MONOTONIC: never set, and the same clock for all processes of a host.
+// Python's time.monotonic_ns() reads the same clock.
 inline uint64_t nowNs() noexcept {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -18,9 +17,7 @@ inline uint64_t nowNs() noexcept {
 }
 
 // A counter that rises steadily and is cheaper to read than a clock. Its rate
-// differs between machines: see leastTicks(). The vDSO's clocks read this
-// counter too, so a program that is permitted to read those clocks is permitted
-// to read the counter.
+// differs between machines: see leastTicks().
 inline uint64_t ticks() noexcept {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -45,14 +42,12 @@ inline uint64_t leastTicks(uint64_t ns) noexcept {
 #endif
 }
 
-// CPU time of the calling thread.
 inline uint64_t threadCpuNs() noexcept {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
 }
 
-// CPU time of all threads of this process.
 inline uint64_t processCpuNs() noexcept {
   timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);

@@ -69,10 +69,9 @@ constexpr int64_t powerOfX(int power) {
 constexpr size_t kLane = 16; // bytes of a register
 constexpr size_t kLanes = 4;
 
-// Moves 16 bytes of the message towards its end by `kBytes`, without changing
-// the checksum, and combines them with `next`, the 16 bytes at that place. The
-// product of two reflected numbers is x times too large, so the exponents are
-// smaller by one.
+// Moves 16 bytes by `kBytes` towards the end of the message and adds `next`,
+// the 16 bytes at that place. The checksum stays the same. The product of two
+// reflected numbers is x times too large, so the exponents are smaller by one.
 template <int kBytes>
 __attribute__((target("pclmul,sse2"))) inline __m128i folded(
     __m128i bytes,

@@ -14,12 +14,11 @@ namespace {
 
 constexpr uint64_t kNsPerUs = 1'000;
 constexpr uint64_t kLookAgainNs = 1'000'000'000;
-// Largest size in bytes of the list of a thread's cgroups. Version 1 has a line
-// for each of about a dozen controllers, with paths of hundreds of bytes in
-// Kubernetes.
+// Largest size in bytes of /proc/thread-self/cgroup. Version 1 has about a
+// dozen lines, with hundreds of bytes per line in Kubernetes.
 constexpr size_t kCgroupsBytes = 16384;
 
-// The first kBytes - 1 bytes of a kernel file, which is read repeatedly.
+// Reads the first kBytes - 1 bytes of a kernel file, repeatedly.
 template <size_t kBytes = 2048>
 class KernelFile {
  public:
@@ -59,7 +58,6 @@ class KernelFile {
   char text_[kBytes];
 };
 
-// Finds the number after a word; false if the word is missing.
 bool numberAfter(const char* text, const char* word, uint64_t& found) noexcept {
   const char* at = std::strstr(text, word);
   if (at == nullptr) {
@@ -80,9 +78,8 @@ bool hasWord(const char* list, const char* word) noexcept {
   return false;
 }
 
-// Opens `stat` of the nearest cgroup with a quota, on the way from `path`
-// (below the mount) up to the root. Without a quota, version 2 writes "max",
-// version 1 a negative number.
+// Opens cpu.stat of the nearest cgroup with a quota, from `path` upwards.
+// Without a quota, version 2 writes "max" and version 1 a negative number.
 bool openNearest(
     KernelFile<>& stat,
     const char* mount,

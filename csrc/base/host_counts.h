@@ -15,9 +15,9 @@ struct ThreadCounts {
 };
 ThreadCounts threadCounts() noexcept;
 
-// Returns for how many ns a CPU quota has kept the tasks of a cgroup from
-// running: the thread's cgroup, or its nearest ancestor with a quota. While no
-// cgroup has a quota, searches for one at most once a second.
+// Returns for how many ns a CPU quota has throttled the thread's cgroup, or the
+// nearest ancestor with a quota. Without a quota, searches for one at most once
+// a second.
 uint64_t throttledNs(uint64_t now_ns) noexcept;
 
 // Returns for how many ns some task of the host was stalled for lack of memory.

@@ -1,7 +1,5 @@
-// Builds text from values, without streams. Streams share the symbols of
-// locales with every other copy of the C++ library in the process. If this
-// module and torch are linked with different versions of the library, streams
-// crash.
+// Builds text from values, without streams: streams crash if this module and
+// torch are linked with different versions of the C++ library.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,5 @@
 // Starts commprof's own threads in the user's process. A TaskThread runs tasks
-// in order; it is for work that may block, for example on ranks that do not
-// answer.
+// in order.
 #pragma once
 
 #include <pthread.h>
@@ -14,8 +13,8 @@
 
 namespace commprof {
 
-// Starts a thread with all signals blocked: they belong to the user's threads.
-// `name` has at most 15 characters. Throws std::system_error.
+// Starts a thread that blocks all signals, because signals are for the user's
+// threads. `name` has at most 15 characters. Throws std::system_error.
 template <class Body>
 std::unique_ptr<std::thread> startHelper(const char* name, Body body) {
   sigset_t all;
@@ -51,19 +50,18 @@ class TaskThread {
   // True in a forked child, in which the thread does not exist.
   bool forked() const noexcept;
 
-  // Any thread. Returns false and does nothing once stopped or in a forked
+  // Any thread. Returns false and does nothing after stop() or in a forked
   // child.
   bool post(Task task);
 
-  // Runs `task` in the calling thread if no other task waits or runs, so that
-  // the order is kept; otherwise returns false and does nothing.
+  // Runs `task` in the calling thread. Returns false and does nothing if
+  // another task waits or runs, after stop(), or in a forked child.
   bool runHere(const Task& task);
 
-  // Takes no more tasks, and waits at most `patience` for the tasks that it
-  // has. If they are not done by then, calls `hurry`, if given, and waits as
-  // long again. If the thread is still busy then, it is detached, together with
-  // all that its tasks hold. Returns true if the thread has ended. Idempotent;
-  // does nothing in a forked child.
+  // Takes no more tasks, and waits at most `patience` for the present tasks. If
+  // they take longer, calls `hurry`, if given, and waits as long again. A
+  // thread that has not ended by then is detached. Returns true if the thread
+  // has ended. Idempotent; does nothing in a forked child.
   bool stop(
       std::chrono::milliseconds patience,
       const std::function<void()>& hurry = {});

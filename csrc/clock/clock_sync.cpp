@@ -102,15 +102,14 @@ namespace {
 constexpr uint64_t kSecondNs = 1'000'000'000;
 // An answer that takes longer counts as lost.
 constexpr uint64_t kAnswerNs = 100'000'000;
-// A burst asks this many questions in a row, while caches are warm, and then
-// pauses before it asks as many again. So some questions fall into gaps between
-// gradients on the network.
+// A burst pauses for kPauseNs after every kWithoutPause questions. So some
+// questions are sent while the network carries no gradients.
 constexpr uint32_t kWithoutPause = 4;
 constexpr uint64_t kPauseNs = 4'000'000;
 
 void record(const ClockSample& sample) noexcept {
   Recorder& recorder = Recorder::instance();
-  if (!recorder.started()) { // a paused recorder still takes clock records
+  if (!recorder.started()) { // a paused recorder takes clock records too
     return;
   }
   Record record;
@@ -168,7 +167,7 @@ bool ClockFollower::sleepFor(uint64_t duration_ns) noexcept {
   });
 }
 
-// The last burst has no pauses, because the stopping caller waits for it.
+// The last burst has no pauses, because the destructor waits for it.
 bool ClockFollower::burst(bool last) noexcept {
   const uint64_t give_up_ns = nowNs() + kBurstNs;
   ClockSample best;
@@ -238,9 +237,9 @@ ClockSync& ClockSync::instance() {
 }
 
 ClockSync::ClockSync() {
-  // Fork handlers take locks in the reverse order of their registration. So
-  // mutex_, which is held while the follower makes its last record, comes
-  // before the recorder's lock.
+  // Fork handlers take locks in the reverse order of their registration. The
+  // recorder's handler is registered first, so that mutex_ is taken before the
+  // recorder's lock.
   Recorder::instance();
   pthread_atfork(&beforeFork, &afterForkParent, &afterForkChild);
 }
@@ -282,8 +281,8 @@ void ClockSync::afterForkParent() {
   instance().mutex_.unlock();
 }
 
-// The threads do not exist in the child, where a lock that one of them held
-// stays held for ever.
+// The threads do not exist in the child. A lock that a thread held stays held,
+// so the objects are not destroyed.
 void ClockSync::afterForkChild() {
   ClockSync& self = instance();
   if (ClockResponder* responder = self.responder_.release()) {

@@ -1,4 +1,4 @@
-// This process's part in comparing the ranks' clocks.
+// Compares the clocks of the ranks.
 //
 // Rank 0 answers (ClockResponder); the other ranks ask (ClockFollower) and
 // record the answers. Any thread may call. A forked child begins without a
@@ -17,9 +17,8 @@
 
 namespace commprof {
 
-// A thread that sleeps in poll() except for a few microseconds per question. It
-// answers questions of this job's ranks and ignores everything else. It never
-// waits for a rank, and keeps no state about the ranks that ask.
+// A thread that answers the questions of this job's ranks and ignores all other
+// datagrams. It never waits for a rank, and keeps no state about ranks.
 class ClockResponder {
  public:
   // Listens on a numeric address, any free port. Throws std::system_error or
@@ -57,23 +56,22 @@ struct ClockFollowerOptions {
   std::string address; // rank 0's numeric address
   uint16_t port = 0;
   uint64_t token = 0;
-  uint32_t rank = 0; // rank of this process
+  uint32_t rank = 0;
   uint32_t interval_ms = 10000; // longest time between two bursts
   uint32_t pings = 64; // number of questions in a burst
 };
 
-// A thread that asks rank 0 for its time in bursts: immediately, after a
-// second, then at doubling intervals up to the configured one, and when it is
-// stopped. Of each burst, the exchange with the shortest round trip becomes one
-// clock record and goes into `track`. `track` must outlive the follower. If
-// rank 0 is unreachable, no record is made, and the follower asks again every
-// second.
+// A thread that asks rank 0 for its time, in bursts of questions. The time
+// between bursts grows from a second to `interval_ms`. Of each burst, the
+// exchange with the shortest round trip becomes a clock record and goes into
+// `track`, which must outlive the follower. While rank 0 is unreachable, the
+// follower asks every second.
 class ClockFollower {
  public:
   // Throws std::system_error or std::invalid_argument.
   ClockFollower(const ClockFollowerOptions& options, ClockTrack& track);
-  // If rank 0 answered the latest burst, asks it once more. Takes at most twice
-  // kBurstNs.
+  // If rank 0 answered the latest burst, sends one more burst. Takes at most
+  // twice kBurstNs.
   ~ClockFollower();
   ClockFollower(const ClockFollower&) = delete;
   ClockFollower& operator=(const ClockFollower&) = delete;
@@ -81,7 +79,7 @@ class ClockFollower {
   // Like ClockResponder::abandon().
   void abandon() noexcept;
 
-  // A burst ends after this time, however many questions were answered.
+  // A burst ends after this time at the latest.
   static constexpr uint64_t kBurstNs = 400'000'000;
 
  private:
@@ -89,13 +87,13 @@ class ClockFollower {
   bool burst(bool last) noexcept;
   ClockSample ask(uint64_t give_up_ns) noexcept;
   bool isAnswer(const ClockMessage& message) const noexcept;
-  // False once the thread must end.
+  // Returns false once the thread must end.
   bool sleepFor(uint64_t duration_ns) noexcept;
 
   const ClockFollowerOptions options_;
   ClockTrack& track_;
   UdpSocket socket_;
-  uint64_t number_ = 0; // number of the last question
+  uint64_t number_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false; // guarded by mutex_
@@ -112,23 +110,21 @@ class ClockSync {
   // One per process, never destroyed.
   static ClockSync& instance();
 
-  // For rank 0: answers until stop() or the end of the process, so that ranks
-  // that finish later can make a last comparison. A second call returns the
-  // running server. Throws like ClockResponder.
+  // For rank 0: answers until stop() or the end of the process. A second call
+  // returns the running server. Throws like the constructor of ClockResponder.
   ClockServer serve(
       const std::string& address,
       uint64_t token,
       uint32_t world_size);
-  // For the other ranks: asks until unfollow(). No effect if it already asks.
-  // Throws like ClockFollower.
+  // For the other ranks: asks until unfollow(). No effect if this process
+  // already asks. Throws like the constructor of ClockFollower.
   void follow(const ClockFollowerOptions& options);
   // Compares clocks a last time, then stops asking. Takes at most twice
   // ClockFollower::kBurstNs. Call it before the trace is closed.
   void unfollow();
-  // Stops asking and answering.
   void stop();
 
-  // Relation of this process's clock to rank 0's; the object's address never
+  // Returns the comparisons with rank 0's clock. The object's address never
   // changes. A forked child begins with an empty track.
   ClockTrack& track() noexcept {
     return track_;

@@ -51,7 +51,6 @@ std::optional<ClockLine> ClockTrack::line() const noexcept {
   return lineLocked();
 }
 
-// Returns the line from the oldest kept comparison to the last one.
 ClockLine ClockTrack::lineLocked() const noexcept {
   const ClockSample& last = kept_[(count_ - 1) % kKept];
   const ClockSample& first = kept_[count_ < kKept ? 0 : count_ % kKept];

@@ -1,7 +1,5 @@
-// Relation of this process's clock to rank 0's while the job runs;
-// commprof/analysis/align/clocks.py computes the same relation afterwards, from
-// the same comparisons. Two ranks compare their clocks by a message with four
-// times.
+// Relates this process's clock to rank 0's while the job runs. After the run,
+// commprof/analysis/align/clocks.py does this with the same comparisons.
 #pragma once
 
 #include <array>
@@ -32,8 +30,7 @@ struct ClockSample {
   uint64_t at_ns = 0; // middle of the exchange, by this process's clock
   int64_t offset_ns = 0; // rank 0's clock minus this process's
   uint64_t error_ns = 0; // the true offset differs by at most this
-  // Time of the exchange without the time that rank 0 took to answer; 0: there
-  // is no sample.
+  // Duration of the exchange, minus rank 0's time to answer; 0: no sample.
   uint64_t round_trip_ns = 0;
 };
 
@@ -69,8 +66,7 @@ struct ClockLine {
   double rate_error = 0; // bound on the error of rate
 
   int64_t offsetAt(uint64_t own_ns) const noexcept;
-  // Returns a bound on the error of the offset at a time. The bound is smallest
-  // at the last comparison and grows with the distance from it.
+  // Returns a bound on the error of offsetAt().
   uint64_t errorAt(uint64_t own_ns) const noexcept;
 };
 
@@ -78,11 +74,11 @@ struct ClockLine {
 class ClockTrack {
  public:
   // Number of latest comparisons that determine the drift. In a long run they
-  // span about 70 s: there is one every 10 s.
+  // span about 70 s.
   static constexpr size_t kKept = 8;
-  // kMostDrift: bound of the drift while comparisons do not tell it; the kernel
+  // kMostDrift: bound on the drift before comparisons show it; the kernel
   // corrects a clock by at most 500 ppm (MAXFREQ of adjtimex(2)).
-  // kUnseenWander: bound of the change of the drift between comparisons, for
+  // kUnseenWander: bound on the change of the drift between comparisons, for
   // example with a crystal's temperature.
   static constexpr double kMostDrift = 500e-6;
   static constexpr double kUnseenWander = 1e-6;

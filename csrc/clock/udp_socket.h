@@ -1,4 +1,4 @@
-// A datagram socket of this process alone: not inherited by exec.
+// A datagram socket, closed on exec.
 #pragma once
 
 #include <cstdint>

@@ -1,19 +1,16 @@
-// Time for which a thread was blocked inside a call that issues a collective.
+// Measures for how long a thread was blocked in a call that issues a
+// collective.
 //
-// Issuing is supposed to return immediately, but some calls wait for other
-// ranks: TORCH_DISTRIBUTED_DEBUG=DETAIL compares all calls between the ranks
-// before they are issued, first calls connect, and backends of other authors
-// may run the whole collective inside the call. A thread that waits in such a
-// call sleeps, so its wall time exceeds its CPU time, and it gives up its core
-// by itself. A thread that is preempted loses its core without giving it up.
+// Issuing usually returns immediately, but some calls wait for other ranks, for
+// example a first call, which connects ranks. A thread that waits sleeps, so
+// its wall time exceeds its CPU time, and it gives up its core. A preempted
+// thread does not give up its core.
 //
-// It takes two system calls (about 2 us on a virtual machine) to read the CPU
-// time and the number of times that the thread has given up its core. So both
-// are read only where a call may block: in a thread's first calls, after a long
-// call, or if the caller expects the call to block. If they were not read
-// before a long call, that call is not counted, since the thread may have
-// worked. Whether a call was long is determined with a counter of the core,
-// because reading the counter takes a third of the time of reading a clock.
+// Reading the CPU time, and how often the core was given up, takes two system
+// calls (about 2 us on a virtual machine). So both are read only where a call
+// may block: in a thread's first calls, after a long call, or if the caller
+// expects the call to block. A counter of the core, which is cheaper to read,
+// shows whether a call was long.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +19,7 @@
 
 namespace commprof {
 
-// A shorter call did not wait for another rank.
+// A call shorter than this did not wait for another rank.
 inline constexpr uint64_t kLongCallNs = 50'000;
 
 // Counts of the calling thread's recorded waits.
@@ -35,7 +32,7 @@ struct ThreadWaits {
   }
 };
 
-// Placed before a call; tells afterwards how long the call was blocked.
+// Create it before a call. It measures for how long the call was blocked.
 class BlockedCall {
  public:
   // `expected`: the call probably waits.
@@ -46,8 +43,8 @@ class BlockedCall {
   }
 
   // Returns for how many ns the thread was blocked since `begin_ns`. Returns 0
-  // if the thread was not blocked, if this is not known, or if a wait inside
-  // the call was recorded. Call it once, right after the call.
+  // if this is unknown, or if a wait inside the call was recorded. Call it
+  // once, right after the measured call.
   uint64_t blockedNs(uint64_t begin_ns) noexcept {
     if (ticks() - begin_ticks_ < leastTicks(kLongCallNs)) {
       return 0;
@@ -60,7 +57,6 @@ class BlockedCall {
   // Number of calls that are measured when a thread begins, and after a long
   // call.
   static constexpr uint32_t kMeasuredCalls = 16;
-  // How many of this thread's next calls are measured.
   static uint32_t& measuredLeft() noexcept {
     static thread_local constinit uint32_t left = kMeasuredCalls;
     return left;

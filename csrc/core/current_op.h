@@ -1,13 +1,13 @@
-// The operation whose issuing call a thread is in. The backend's library may
-// make callbacks during the call, as NCCL does to its profiler plugin. Such
-// callbacks belong to this operation.
+// The operation that a thread is issuing. Callbacks that the backend's library
+// makes meanwhile belong to this operation, for example NCCL's calls of its
+// profiler plugin.
 #pragma once
 
 #include <cstdint>
 
 namespace commprof {
 
-// Id of the operation; 0 while the thread is in no issuing call.
+// Id of the operation; 0 if the thread is issuing none.
 inline thread_local uint64_t t_current_op = 0;
 
 // Placed around the call of the backend.

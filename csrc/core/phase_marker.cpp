@@ -30,9 +30,8 @@ void forgetOpen() noexcept {
   t_open = {};
 }
 
-// Returns a record that will hold when the thread's current stream reached the
-// boundary or phase in `on_host`; its times are not set yet. Its bytes_in is
-// the timestamp of `on_host`, which identifies that record.
+// Returns the device's counterpart of a host record, without times. Its
+// bytes_in is the timestamp of `on_host`, which identifies the host record.
 Record onDevice(const Record& on_host, Kind kind) noexcept {
   Record record = on_host;
   record.kind = kind;
@@ -42,14 +41,13 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
   return record;
 }
 
-// Reading the kernel's counts takes some 15 us while a model runs. If they are
-// read every kRunDelayIntervalNs, that is at most 0.08 % of the thread's time.
-// While the thread lacks a core for a relevant share of its time, or waits for
-// pages from disk, the counts are read every kShortIntervalNs; this takes at
-// most 0.5 % of the thread's time.
+// Reading the kernel's counts takes about 15 us. That is 0.08 % of a thread's
+// time every kRunDelayIntervalNs, and 0.5 % every kShortIntervalNs. The short
+// interval is used while the thread often lacks a core or reads pages from
+// disk.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
-constexpr uint64_t kMatters = 32; // a share of 1 in this many is relevant
+constexpr uint64_t kMatters = 32; // a share above 1/kMatters is relevant
 // If page faults are this close together, they take at least 2 % of the time.
 constexpr uint64_t kFaultNs = 20'000;
 
@@ -77,10 +75,9 @@ uint64_t more(uint64_t now, uint64_t before) noexcept {
   return now > before ? now - before : 0;
 }
 
-// Records what kept the thread from its work, apart from the time without a
-// core, which has a record of its own: page faults, involuntary switches,
-// throttling by a cgroup quota (only if the thread lacked a core), and stalls
-// for memory (only if it read pages from disk).
+// Records page faults and involuntary switches. Also records throttling by a
+// cgroup quota if the thread `lacked` a core, and stalls for memory if the
+// thread read pages from disk.
 void recordHostCounts(
     Recorder& recorder,
     Counted& last,
@@ -105,8 +102,7 @@ void recordHostCounts(
   }
   if (major > 0) {
     const uint64_t stall_ns = memoryStallNs();
-    // The stalls are read only if the thread has read pages from disk, so their
-    // last reading may lie before the begin of this interval.
+    // The last reading of the stalls may lie before this interval.
     const uint64_t most_ns = now.at_ns - last.at_ns;
     record.*field::kHostCountsMemoryStallNs =
         std::min(more(stall_ns, last.stall_ns), most_ns);
@@ -115,7 +111,7 @@ void recordHostCounts(
   recorder.push(record);
 }
 
-// CPU time of the process's threads other than this one: gloo's, commprof's.
+// CPU time of all other threads of the process, such as gloo's and commprof's.
 uint64_t helpersCpuNs() noexcept {
   const uint64_t mine_ns = threadCpuNs();
   return more(processCpuNs(), mine_ns);
@@ -139,7 +135,7 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   now.delay_ns = threadRunDelayNs();
   now.helpers_cpu_ns = helpersCpuNs();
   now.thread = threadCounts();
-  if (last.at_ns == 0) { // this is the first reading
+  if (last.at_ns == 0) {
     now.throttled_ns = throttledNs(now_ns);
     now.stall_ns = memoryStallNs();
     last = now;

@@ -1,4 +1,4 @@
-// Step boundaries and phases of a step, marked by the training thread.
+// Marks step boundaries and the phases of a step.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,18 @@
 
 namespace commprof {
 
-// Marks a step boundary now. If `ended`, `step` ends at this boundary, and the
-// next step begins. Otherwise no step ends, and `step` itself begins (at the
-// start of capture, or after a pause).
-// `found` tells who placed the boundary: kStepDeclared or another constant of
-// its enum.
+// Marks a step boundary at the present time. If `ended` is true, `step` ends
+// here. Otherwise `step` begins here: at the start of capture, or after a
+// pause. `found`: who placed the boundary, for example kStepDeclared.
 void markStep(
     uint64_t step,
     bool ended,
     uint32_t found = kStepDeclared) noexcept;
 
-// Marker of one phase of a step. Markers may nest; only a thread's outermost
-// marker is recorded, so that the phases of a step never overlap. Threads may
-// share a marker: each thread has its own nesting, and must call both begin()
-// and end(). A marker that stays open, because an exception skipped its end(),
-// is dropped at the next step boundary of its thread.
+// Marks one phase of a step. If markers are nested, only the outermost marker
+// of a thread is recorded. Several threads may use one marker; each thread
+// calls both begin() and end(). If an exception skips end(), the marker is
+// dropped at the thread's next step boundary.
 class PhaseMarker {
  public:
   explicit PhaseMarker(uint8_t phase) noexcept : phase_(phase) {}
@@ -30,16 +27,17 @@ class PhaseMarker {
   PhaseMarker& operator=(const PhaseMarker&) = delete;
 
   void begin() noexcept;
-  // `samples`: number of samples of a batch read in the phase. The outermost
-  // marker records the sum, or kSamplesUnknown if any number is unknown.
+  // `samples`: number of samples in the batch that the phase read. The
+  // outermost marker records the sum, or kSamplesUnknown if any number is
+  // unknown.
   void end(uint32_t samples = 0) noexcept;
 
  private:
   const uint8_t phase_;
 };
 
-// Measures how long one push() with its reading of the clock takes at present.
-// Returns the mean over `count` records, in nanoseconds; the records are thrown
+// Returns the present duration of one push(), including the reading of the
+// clock: the mean over `count` records, in nanoseconds. The records are thrown
 // away.
 double recordCostNs(uint64_t count);
 

@@ -1,7 +1,7 @@
-// The record that capture writes, and the tables of its codes' names.
+// Defines the record that capture writes, and the names of its codes.
 //
-// Codes are part of the trace format: append, never renumber. Every trace file
-// carries these tables in its header, so that readers need no copy of them.
+// Codes are part of the trace format: append new codes, and never renumber.
+// Every trace file contains these names, so that readers need no copy of them.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace commprof {
 
-// X(enumerator, name in the trace); record_fields.inc says what each kind means
-// and what its fields hold.
+// X(enumerator, name in the trace). record_fields.inc describes the kinds and
+// their fields.
 #define COMMPROF_KINDS(X)              \
   X(None, "none")                      \
   X(Step, "step")                      \
@@ -46,15 +46,15 @@ enum class Kind : uint8_t {
 #undef X
 };
 
-// Which ranks must have issued an operation before a rank can be done with it.
+// The ranks that must have issued an operation before a rank can complete it.
 // All: every rank of the group. Tree: in gloo, the rank's neighbours in a tree
-// of messages. Ring: every rank, except that a rank whose part of the ring is
-// empty may be done earlier. Root: only the root; the root itself needs every
-// rank. Peer: the other rank of a message. The measurements are in
-// commprof/analysis/align/matching.py.
+// of messages. Ring: every rank, but a rank whose part of the ring is empty may
+// complete earlier. Root: only the root; the root itself needs every rank.
+// Peer: the other rank of a message. commprof/analysis/align/matching.py has
+// the measurements.
 enum class Awaits : uint8_t { kAll, kTree, kRing, kRoot, kPeer };
 
-// X(enumerator, public name in c10d's words, dispatcher op, Awaits)
+// X(enumerator, public name in c10d, operator of the dispatcher, Awaits)
 #define COMMPROF_OPS(X)                                                      \
   X(Other, "other", "", All)                                                 \
   X(AllReduce, "all_reduce", "allreduce_", All)                              \
@@ -104,7 +104,7 @@ constexpr Awaits awaitsOf(Op op) noexcept {
   return Awaits::kAll; // a code of a newer recorder
 }
 
-// NCCL's algorithms and protocols, in its own words; see kNcclOp.
+// NCCL's own names of its algorithms and protocols.
 #define COMMPROF_NCCL_ALGORITHMS(X)  \
   X(Unknown, "")                     \
   X(Tree, "TREE")                    \
@@ -121,14 +121,13 @@ constexpr Awaits awaitsOf(Op op) noexcept {
   X(Ll128, "LL128")                \
   X(Simple, "SIMPLE")
 
-// True for messages, which are numbered per peer. Messages of gloo have no
-// future, so the end of the wait for a message counts as the message's end.
+// True for messages (sends and receives), which are numbered per peer. gloo has
+// no future for a message, so a message ends when its wait ends.
 constexpr bool isPointToPoint(Op op) noexcept {
   return awaitsOf(op) == Awaits::kPeer;
 }
 
-// Phases of a step on the training thread; if phases are nested, only the
-// outermost counts.
+// Phases of a step. If phases are nested, only the outermost counts.
 #define COMMPROF_PHASES(X) \
   X(Other, "other")        \
   X(Data, "data")          \
@@ -157,63 +156,62 @@ inline constexpr uint32_t kNonFinite =
     32; // Compression: some rank's gradients were not finite
 inline constexpr uint32_t kSparse = 64; // Issue: ranks' sizes may differ
 inline constexpr uint32_t kInIssue =
-    128; // Wait: inside the call that issued op_id, so its end shows no
-         // completion
+    128; // Wait: inside the call that issued op_id; its end does not mean
+         // that the operation is complete
 inline constexpr uint32_t kManualFinalize =
     256; // Finalize*, DeviceFinalize: the script called finalize_backward()
 
-// A shorter wait found the operation already complete.
+// In ns. If a wait is shorter, the operation was already complete.
 inline constexpr uint64_t kBlockedNs = 1000;
 
-// Record::seq of a Step: who placed the boundary.
+// Values of Record::seq of a Step: who placed the boundary.
 enum : uint32_t {
   kStepDeclared = 0, // the script
   kStepUpdated = 1, // found at an optimizer's update
   kStepSkipped = 2, // found at an update that GradScaler skipped
 };
 
-// A loop counts as unmarked after this many backward passes without a step
-// mark.
+// A training loop counts as unmarked after this many backward passes without a
+// step mark.
 inline constexpr uint64_t kSurelyUnmarked = 20;
 
-// Record::seq of a Phase whose samples cannot be counted.
+// Value of Record::seq of a Phase whose samples cannot be counted.
 inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
 
-// Record::seq of a point-to-point message whose number among the messages of
-// its two ranks is not known.
+// Value of Record::seq of a message whose number is not known.
 inline constexpr uint32_t kNoSeq = 0xffffffff;
 
 // True if `seq` precedes `other`. Both are sequence numbers of collectives of
-// one group, modulo 2**32. The same as comes_before() in
-// commprof/trace/schema.py.
+// one group, modulo 2**32. comes_before() in commprof/trace/schema.py does the
+// same.
 constexpr bool comesBefore(uint32_t seq, uint32_t other) noexcept {
   return seq != other && other - seq < uint32_t(1) << 31;
 }
 
-// One cache line. record_fields.inc says what a kind keeps in each member.
+// One cache line. record_fields.inc describes the members for each kind.
 struct alignas(64) Record {
   uint64_t timestamp_ns = 0; // CLOCK_MONOTONIC
-  uint64_t op_id = 0; // joins the records of one operation in one process
+  uint64_t op_id = 0; // id of the operation, unique in its process
   Kind kind = Kind::kNone;
   Op op = Op::kOther;
   uint8_t dtype = 0; // c10::ScalarType
   uint8_t reduce_op = 0; // c10d::ReduceOp::RedOpType
-  uint32_t group = 0; // process group, see the trace's group table; 0 = none
+  uint32_t group = 0; // id of the process group; 0: none
   uint32_t thread = 0; // kernel thread id
-  uint32_t aux = 0; // root or peer rank, bucket index, phase code
+  uint32_t aux = 0; // root or peer rank, bucket index, or phase code
   uint64_t bytes_in = 0;
   uint64_t bytes_out = 0;
-  // Sequence number of the collective in its group, the same on all ranks; of a
-  // message: its number among the messages between its two ranks, or kNoSeq.
+  // Sequence number of the collective in its group, equal on all ranks. For a
+  // message, its number among the messages of the two ranks, or kNoSeq.
   uint32_t seq = 0;
-  uint32_t flags = 0; // bits: kFailed and the constants after it
+  uint32_t flags = 0; // bits such as kFailed
   uint64_t value = 0;
 };
 static_assert(sizeof(Record) == 64, "a record is one cache line");
 
 // Pointers to the members of Record, named by kind and field. For example,
-// record.*field::kHostCountsMinorFaults = 3 sets the field MinorFaults of a
-// record of HostCounts.
+// record.*field::kHostCountsMinorFaults = 3 sets the field MinorFaults in a
+// record of kind HostCounts.
 namespace field {
 #define X(kind, name, slot, content, meaning) \
   inline constexpr auto k##kind##name = &Record::slot;

@@ -82,7 +82,7 @@ void Recorder::start(const RecorderOptions& options) {
   }
   writer_ = std::move(writer);
   beginModeLocked();
-  drainLocked(); // writes the documents known so far
+  drainLocked(); // writes the documents that were added before
   watchStops([](uint64_t begin_ns, uint64_t end_ns) {
     instance().takePause({begin_ns, end_ns});
   });
@@ -144,7 +144,7 @@ void Recorder::closeLocked() {
   }
   pool_.close();
   started_.store(false);
-  refreshEnabled(); // a setEnabled(true) may have come in between
+  refreshEnabled(); // another thread may have called setEnabled(true)
 }
 
 void Recorder::push(const Record& record) noexcept {
@@ -198,8 +198,8 @@ void Recorder::flush() {
   drainLocked();
 }
 
-// Content that cannot be written is kept for the next drain: documents in
-// taken_, records in their rings.
+// Documents and records that cannot be written are kept for the next drain:
+// documents in taken_, records in their rings.
 void Recorder::drainLocked() noexcept {
   if (!writer_) {
     return;
@@ -225,9 +225,9 @@ void Recorder::drainLocked() noexcept {
   publishLocked();
 }
 
-// Notes up to which record this drain reads each ring. Call it before
-// takeRequestsLocked(): a group is added before its first record is pushed, so
-// takeRequestsLocked() then takes the group of every record up to these marks.
+// Sets marks_. Call it before takeRequestsLocked(): a group is added before its
+// first record is pushed, so takeRequestsLocked() then takes the groups of all
+// marked records.
 void Recorder::markRingsLocked() {
   marks_.clear();
   for (Ring* ring : pool_.rings()) {
@@ -274,8 +274,8 @@ bool Recorder::writeDocumentsLocked() noexcept {
   return true;
 }
 
-// Writes one block per drain: first the pauses, which lie in steps and phases
-// that end later, then all rings' new records, ring by ring.
+// Writes one block: first the pauses, then the new records of each ring. Pauses
+// come first because they lie in steps and phases that end later.
 bool Recorder::writeRecordsLocked() {
   drain_buffer_ = pauses_drained_;
   for (const auto& [ring, until] : marks_) {
@@ -336,8 +336,8 @@ RecorderStats Recorder::stats() {
   return open_ ? statsNow() : stats_;
 }
 
-// Does not wait for a drain, start() or stop() in another thread: the child
-// discards the state that such a thread was changing.
+// Does not wait until another thread has finished a drain, start() or stop().
+// The child discards the state that such a thread was changing.
 void Recorder::beforeFork() {
   Recorder& self = instance();
   const bool has_session = self.session_mutex_.try_lock();
@@ -364,8 +364,8 @@ void Recorder::afterForkParent() {
 
 namespace {
 
-// Constructs a new object in place and leaks the old object: a thread of the
-// parent, which does not exist here, may have been changing it.
+// Constructs a new object in place, and does not destroy the old object: a
+// thread of the parent may have been changing it during the fork.
 template <class T>
 void renew(T& object) noexcept {
   new (&object) T();
@@ -382,7 +382,7 @@ void Recorder::forgetDrain() noexcept {
     return;
   }
   renew(summary_);
-  renew(writer_); // the old writer's descriptor stays open and is not reused
+  renew(writer_); // leaves the old writer's descriptor open
   renew(exchange_);
   groups_taken_ = 0;
   renew(taken_);
@@ -394,8 +394,8 @@ void Recorder::forgetDrain() noexcept {
   renew(drain_mutex_);
 }
 
-// The child has only the forking thread. It releases everything that it shares
-// with the parent, such as open files.
+// The child has only the forking thread. This handler releases everything that
+// the child shares with the parent, such as open files.
 void Recorder::afterForkChild() {
   Recorder& self = instance();
   t_thread_id = 0; // the child's thread has another id
@@ -409,7 +409,7 @@ void Recorder::afterForkChild() {
   DeviceTimeline::setMain(nullptr); // no device survives a fork
   self.options_ = RecorderOptions{};
   self.stats_ = RecorderStats{};
-  (void)self.flusher_.release(); // its thread does not exist here
+  (void)self.flusher_.release(); // the flusher's thread does not exist here
   self.forgetDrain();
   renew(self.wake_);
   self.mutex_.unlock();

@@ -1,13 +1,13 @@
 // Appends records from any thread to this process's trace file.
 //
-// push() is wait-free; only a thread's first push locks, to get a ring. A
-// helper thread drains the rings. Training threads never do file I/O, and no
-// lock that they or fork() need is held during file I/O. start() and stop() may
-// be called repeatedly.
+// push() is wait-free, except that a thread's first push locks to get a ring. A
+// helper thread drains the rings. Training threads do no file I/O, and no lock
+// that training threads or fork() need is held during file I/O. start() and
+// stop() may be called repeatedly.
 //
-// In always-on mode the helper thread folds the records into a summary of
-// bounded size instead of appending them. Once a trace has a summary, the
-// summary covers all later records, also those of full mode.
+// In always-on mode, the helper thread does not append the records, but folds
+// them into a summary of bounded size. Once a trace has a summary, the summary
+// also covers later records of full mode.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@ namespace commprof {
 
 struct RecorderOptions {
   std::string trace_path;
-  // Ring files are named ring_prefix + "<n>.ring"; stop() removes them. If this
-  // is empty, rings lie in memory that is lost with the process.
+  // Prefix of the ring files "<n>.ring", which stop() removes. If it is empty,
+  // rings are in memory that is lost with the process.
   std::string ring_prefix;
   std::string metadata_json; // first block of the trace
   uint64_t session = 0; // random, not 0
@@ -60,57 +60,56 @@ struct RecorderStats {
 
 class Recorder {
  public:
-  // The process's only recorder. Never destroyed: other threads may still call
-  // it when the process ends.
+  // Returns the recorder of this process. The recorder is never destroyed,
+  // because other threads may call it while the process ends.
   static Recorder& instance();
 
-  // Opens the trace and enables capture. Throws std::logic_error when already
-  // started, std::invalid_argument, or std::system_error naming the file.
+  // Opens the trace and enables capture. Throws std::logic_error if capture is
+  // running, std::invalid_argument, or std::system_error with the file's name.
   void start(const RecorderOptions& options);
-  // Disables capture, drains, writes the closing block, removes the ring files.
-  // Records that could not be written count as dropped. Idempotent; if
-  // called by several threads, each returns once capture has stopped.
+  // Disables capture, writes the end of the trace, and removes the ring files.
+  // Records that could not be written count as dropped. Several threads may
+  // call it, also repeatedly. Each call returns once capture has stopped.
   void stop();
   bool started() const noexcept {
     return started_.load(std::memory_order_relaxed);
   }
 
-  // Any thread. Earlier records are kept according to the earlier mode.
+  // Any thread may call it. Earlier records are handled in the earlier mode.
   void setMode(Mode mode);
   Mode mode() const noexcept {
     return mode_.load(std::memory_order_relaxed);
   }
 
-  // Any thread, any time; cheap enough to call around every step. In off mode
-  // nothing is recorded, whatever setEnabled() was called with.
+  // Any thread may call these functions at any time. In off mode, nothing is
+  // recorded even after setEnabled(true).
   bool enabled() const noexcept {
     return enabled_.load(std::memory_order_relaxed);
   }
   void setEnabled(bool on) noexcept;
 
-  // Any thread. The caller has checked enabled(); a record pushed after stop()
-  // is lost, without harm.
+  // Any thread may call it, after checking enabled(). A record that is pushed
+  // after stop() is lost without harm.
   void push(const Record& record) noexcept;
-  // Counts records that could not be made.
+  // Counts records that the caller could not make.
   void countDropped(uint64_t count = 1) noexcept {
     unrecorded_.fetch_add(count, std::memory_order_relaxed);
   }
   uint64_t nextOpId() noexcept {
     return op_id_.fetch_add(1, std::memory_order_relaxed) + 1;
   }
-  // Kernel thread id of the caller, cached.
   static uint32_t threadId() noexcept;
 
-  // Writes a JSON document (a group, more metadata) to the trace soon, before
-  // any later record. Every later trace of this process gets the documents too,
-  // in the order of the calls.
+  // Adds a JSON document, such as more metadata, to the trace, in front of
+  // later records. Every later trace of this process also gets the document.
   void addDocument(BlockType type, const std::string& json);
   // Adds a process group of this process, with its document.
   void addGroup(const GroupMembership& group, const std::string& json);
-  // Sets the board on which this host's ranks exchange arrivals in always-on
-  // mode, for this and every later trace. `global_rank` is this process's.
+  // Sets the board on which the ranks of this host exchange arrivals in
+  // always-on mode, for this trace and later ones. `global_rank`: rank of this
+  // process.
   void setBoard(std::shared_ptr<ArrivalBoard> board, uint32_t global_rank);
-  // Drains now; for tests and for a caller about to fork or exit.
+  // Drains now: for tests, and before a fork or exit.
   void flush();
   // Returns the counters of the open trace, or of the last one if none is open.
   RecorderStats stats();
@@ -155,27 +154,28 @@ class Recorder {
   std::atomic<bool> wanted_{false};
   std::atomic<Mode> mode_{Mode::kFull};
   std::atomic<bool> started_{false};
-  // Written often: on another cache line than the fields that all threads read.
+  // On another cache line than fields that all threads read, because it is
+  // written often.
   alignas(64) std::atomic<uint64_t> op_id_{0};
 
   alignas(64) RingPool pool_;
-  // Number of records that were lost because there was no ring, or that were
-  // never made.
+  // Number of records that were never made, or were lost because there was no
+  // ring.
   std::atomic<uint64_t> unrecorded_{0};
 
   std::mutex session_mutex_; // one start() or stop() at a time
   std::unique_ptr<std::thread> flusher_;
 
-  // Guards the fields below, which hold requests of any thread to the helper
-  // thread. Hold it only briefly, because fork() locks it.
+  // Guards the fields below: requests from any thread to the helper thread.
+  // Hold it only briefly, because fork() locks it.
   std::mutex mutex_; // locked last
   std::condition_variable wake_;
-  bool open_ = false; // a trace is open
+  bool open_ = false;
   bool stopping_ = false;
-  bool drain_requested_ = false; // the helper thread must drain immediately
+  bool drain_requested_ = false;
   PauseWatch pauses_;
-  bool pauses_changed_ = false; // pauses_ must be written
-  std::vector<Record> pause_records_; // not yet drained
+  bool pauses_changed_ = false;
+  std::vector<Record> pause_records_;
   struct Document {
     uint64_t number; // counts the documents from 1
     BlockType type;
@@ -184,7 +184,7 @@ class Recorder {
   };
   void queueDocument(Document document);
   std::vector<Document> documents_; // in order of number
-  uint64_t documents_added_ = 0; // number of the newest document
+  uint64_t documents_added_ = 0;
   std::shared_ptr<ArrivalBoard> board_;
   uint32_t global_rank_ = 0;
   bool board_changed_ = false;
@@ -194,17 +194,15 @@ class Recorder {
   // Guards the trace file and its content; locked before mutex_, and held
   // during I/O.
   std::mutex drain_mutex_;
-  // An error of this trace was reported on stderr.
   bool write_error_reported_ = false;
   bool abandoned_ = false; // the file was removed and could not be restored
   uint64_t next_file_check_ns_ = 0; // when to check next that the file exists
-  uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
+  uint64_t off_since_ns_ = 0; // when recording went off; 0: recording is on
   bool off_written_ = false; // the trace states that recording is off
-  // The trace says that some rings have no file.
   bool private_rings_written_ = false;
   std::unique_ptr<TraceWriter> writer_;
-  bool keep_records_ = true; // the mode is full
-  // Latest clock records. Always-on mode does not write them; when full mode
+  bool keep_records_ = true; // true in full mode
+  // Latest clock records, as long as the mode is not full. When full mode
   // begins, they are written first.
   std::deque<Record> clocks_;
   ArrivalExchange exchange_;
@@ -219,12 +217,11 @@ class Recorder {
   uint64_t groups_taken_ = 0; // number of the last group taken for exchange_
   std::optional<Pauses> pauses_taken_; // pauses to be written
   std::vector<Record> pauses_drained_; // records to be written
-  // Rings that this drain reads, and the number of pushes up to which it reads
-  // each.
+  // For each ring: the position up to which this drain reads.
   std::vector<std::pair<Ring*, uint64_t>> marks_;
   std::vector<Record> drain_buffer_;
 
-  // Whether the forking thread holds these locks besides mutex_.
+  // During a fork: the locks that the forking thread holds.
   bool forker_has_session_ = false;
   bool forker_has_drain_ = false;
 };

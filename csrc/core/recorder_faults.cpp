@@ -1,5 +1,6 @@
-// The recorder's handling of external faults: a full disk, a removed trace
-// file, a stopped process. Training goes on; the trace records the fault.
+// Functions of the recorder that handle external faults: a full disk, a removed
+// trace file, a stopped process. Training goes on, and the trace records the
+// fault.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -45,7 +46,8 @@ void Recorder::reportWriteErrorLocked() noexcept {
   }
 }
 
-// Restores a removed trace, which would be lost when this process ends.
+// Restores the trace if it was removed. Otherwise it would be lost when this
+// process ends.
 void Recorder::restoreIfRemovedLocked() noexcept {
   const uint64_t now_ns = nowNs();
   if (abandoned_ || now_ns < next_file_check_ns_) {
@@ -109,9 +111,9 @@ void Recorder::keepPause(const Pause& pause) noexcept {
   }
 }
 
-// Writes that some rings lie in private memory, before the first records of
-// such a ring: a reader of the ring files must know that some rings have no
-// file.
+// Tells readers of the ring files that some rings have no file, because they
+// are in private memory. This must be written before the first record of such a
+// ring.
 bool Recorder::writePrivateRingsLocked() noexcept {
   const bool found = !options_.ring_prefix.empty() &&
       std::any_of(marks_.begin(), marks_.end(), [](const auto& mark) {

@@ -12,7 +12,7 @@ namespace commprof {
 
 namespace {
 
-// A mapping of `bytes` zero bytes in a new file, or MAP_FAILED.
+// Maps `bytes` zero bytes of a new file. Returns MAP_FAILED on failure.
 void* mapFile(const std::string& path, size_t bytes) noexcept {
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -25,7 +25,8 @@ void* mapFile(const std::string& path, size_t bytes) noexcept {
   } while (error == EINTR); // a signal does not mean a full disk
   void* memory = MAP_FAILED;
   if (error == 0) {
-    // The page tables are filled now too, so that no push causes a fault.
+    // MAP_POPULATE fills the page tables now, so that push() causes no page
+    // faults.
     const int flags = MAP_SHARED | MAP_POPULATE;
     memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   }
@@ -56,8 +57,8 @@ Ring::Ring(const std::string& path, uint64_t capacity, uint64_t session)
   records_ = reinterpret_cast<Record*>(header_ + 1);
 }
 
-// Maps an empty ring at path_, or in private memory if that fails; path_ is
-// then empty. Returns MAP_FAILED if there is no memory.
+// Maps an empty ring at path_. If that fails, clears path_ and uses private
+// memory. Returns MAP_FAILED if there is no memory.
 void* Ring::map(uint64_t session, uint64_t position) noexcept {
   void* memory = path_.empty() ? MAP_FAILED : mapFile(path_, bytes());
   if (memory == MAP_FAILED) {
@@ -86,8 +87,8 @@ void Ring::rebind(const std::string& path, uint64_t session) noexcept {
     path_.clear();
   }
   const uint64_t position = header_->head.load(std::memory_order_acquire);
-  // The ring is mapped elsewhere and moved into place in one step: the owning
-  // thread never sees a missing or incomplete ring.
+  // The new ring is mapped elsewhere and then moved in one step, so that the
+  // owning thread never sees an incomplete ring.
   void* memory = map(session, position);
   if (memory != MAP_FAILED &&
       mremap(

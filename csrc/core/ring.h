@@ -1,9 +1,9 @@
-// Single-producer single-consumer ring of records in shared, file-backed
-// memory.
+// Ring of records in shared, file-backed memory, for one producer and one
+// consumer.
 //
 // The producer is the thread that owns the ring. The consumer is the thread
-// with the recorder's drain lock, or, after the process died, a reader of the
-// file. The file survives SIGKILL, so that no pushed record is lost.
+// that holds the recorder's drain lock. The file survives SIGKILL. After the
+// process has died, a reader of the file takes the remaining records.
 #pragma once
 
 #include <algorithm>
@@ -22,34 +22,33 @@ struct RingHeader {
   uint32_t record_bytes;
   uint32_t pid;
   uint64_t capacity; // records; a power of two
-  std::atomic<uint64_t> session; // of the trace that the content belongs to
+  std::atomic<uint64_t> session; // session of the trace
   char pad0[32];
   alignas(64) std::atomic<uint64_t> head; // next record to write
   alignas(64) std::atomic<uint64_t> tail; // next record to drain
-  alignas(64) std::atomic<uint64_t> dropped; // pushes refused by a full ring
+  alignas(64) std::atomic<uint64_t> dropped; // records lost in a full ring
 };
 static_assert(sizeof(RingHeader) == 256, "part of the ring file's format");
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 class Ring {
  public:
-  // Creates the file at `path` with room for `capacity` records. All of it is
-  // allocated now, so that a full file system fails here and never as SIGBUS in
-  // push(). If the path is empty or the file cannot be allocated, the ring uses
-  // private memory, which dies with the process. Throws std::bad_alloc if that
-  // memory cannot be allocated either.
+  // Creates the file at `path` with room for `capacity` records. All space is
+  // allocated now, because push() would raise SIGBUS on a full file system. If
+  // `path` is empty or the file cannot be allocated, uses private memory, which
+  // is lost with the process. Throws std::bad_alloc if there is no memory.
   Ring(const std::string& path, uint64_t capacity, uint64_t session);
-  ~Ring() = delete; // lives as long as the process: any thread may hold it
+  ~Ring() = delete; // never destroyed, because any thread may hold it
 
-  // Empties the ring and moves it to another file at the same address, for the
-  // next trace. Needs the drain lock. A thread that is still inside a push()
-  // for the previous trace does no harm, because the ring's counters go on.
-  // Uses private memory afterwards if there is no room for the file.
+  // Empties the ring and moves it to another file, for the next trace. The
+  // address of the ring stays the same. Uses private memory if there is no room
+  // for the file. Needs the drain lock. A push() that still runs for the
+  // previous trace does no harm.
   void rebind(const std::string& path, uint64_t session) noexcept;
-  // Removes the file; the ring's memory then dies with the process.
+  // Removes the file. The ring's memory is then lost with the process.
   void unlinkFile() noexcept;
 
-  // Size of a ring with room for `capacity` records, in memory or as a file.
+  // Returns the size of a ring with room for `capacity` records, in bytes.
   static uint64_t bytes(uint64_t capacity) noexcept {
     return sizeof(RingHeader) + capacity * sizeof(Record);
   }
@@ -63,9 +62,9 @@ class Ring {
     return *header_;
   }
 
-  // Owning thread only. Wait-free; a full ring counts the lost record. Returns
-  // true from time to time while the ring is more than half full and should be
-  // drained.
+  // Only the owning thread may call it. Wait-free. If the ring is full, the
+  // record is lost and counted. Returns true from time to time if the ring is
+  // more than half full and should be drained.
   bool push(const Record& record) noexcept {
     const uint64_t head = header_->head.load(std::memory_order_relaxed);
     if (head - known_tail_ >= capacity_) {
@@ -77,8 +76,8 @@ class Ring {
     }
     records_[head & mask_] = record;
     header_->head.store(head + 1, std::memory_order_release);
-    // The drain left the slots in another core's cache: prefetch the slot after
-    // the next one while this thread does something else.
+    // The drain left the slots in another core's cache, so the slot after the
+    // next one is prefetched.
     prefetchForWrite(&records_[(head + 2) & mask_]);
     if ((head & look_mask_) != 0) {
       return false;
@@ -87,17 +86,16 @@ class Ring {
     return head - known_tail_ > capacity_ / 2;
   }
 
-  // Needs the drain lock. Calls sink(const Record*, count) for each of at most
-  // two runs of records that are not drained. Returns the mark for commit().
-  // Call commit() once the records are stored elsewhere; until then they stay
-  // readable in the ring.
+  // Calls sink(const Record*, count) for the records that are not drained yet,
+  // in at most two pieces. Returns a mark. Once the records are stored
+  // elsewhere, pass the mark to commit(). Needs the drain lock.
   template <class Sink>
   uint64_t peek(Sink&& sink) const {
     const uint64_t head = pushed();
     peek(sink, head);
     return head;
   }
-  // The same for the records up to `head`, a value that pushed() returned.
+  // Like peek(sink), but only up to `head`, an earlier result of pushed().
   template <class Sink>
   void peek(Sink&& sink, uint64_t head) const {
     const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
@@ -130,10 +128,10 @@ class Ring {
   Record* records_;
   const uint64_t capacity_;
   const uint64_t mask_;
-  // push() checks how full the ring is once per quarter of the ring's capacity,
-  // but not more often than every 256 pushes, nor less often than every 1024.
+  // Number of pushes between two checks of how full the ring is, minus 1. This
+  // number is a quarter of the capacity, but at least 256 and at most 1024.
   const uint64_t look_mask_;
-  uint64_t known_tail_ = 0; // the owner's copy; the tail only increases
+  uint64_t known_tail_ = 0; // perhaps outdated copy of the tail, for the owner
   std::string path_; // empty: not file-backed
 };
 

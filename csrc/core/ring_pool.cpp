@@ -10,11 +10,11 @@ namespace commprof {
 namespace {
 
 // One file takes at most 1 / kRingShare of the free space of its file system.
-// All files of a process take at most 1 / kProcessShare. So the 64 MiB that
-// /dev/shm has in a container by default suffice for 8 ranks.
+// All files of a process take at most 1 / kProcessShare. So a container's
+// default of 64 MiB for /dev/shm is enough for 8 ranks.
 constexpr uint64_t kRingShare = 64;
 constexpr uint64_t kProcessShare = 32;
-// A file for fewer records than this would be full before it is drained.
+// A smaller ring would be full before it is drained.
 constexpr uint64_t kLeastCapacity = 1024;
 
 } // namespace
@@ -36,7 +36,7 @@ void RingPool::open(
     uint64_t capacity,
     uint64_t session) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // Reserved now, so that a thread's end needs no memory.
+  // Reserved now, because takeBack() must not allocate.
   rings_.reserve(kMaxRings);
   free_.reserve(kMaxRings);
   prefix_ = prefix;
@@ -120,7 +120,7 @@ uint64_t RingPool::roomLocked() const noexcept {
   return std::min(free / kRingShare, own - std::min(own, taken));
 }
 
-// Returns the capacity of a ring whose file fits; 0 if there is room for none.
+// Returns the capacity of a ring whose file fits; 0 if no file fits.
 uint64_t RingPool::capacityForLocked(uint64_t room) const noexcept {
   const uint64_t least = std::min(capacity_, kLeastCapacity);
   uint64_t capacity = capacity_;

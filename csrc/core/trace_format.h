@@ -1,9 +1,9 @@
-// Layout of a trace file, little-endian; docs/architecture.md has its rules.
+// Layout of a trace file, little-endian. docs/architecture.md describes it.
 //
 //   FileHeader, then blocks: BlockHeader + payload.
 //
-// Each block is complete and has its own checksum. A file that ends in the
-// middle of a block is read up to the block before.
+// Each block has its own checksum. A block that is cut off at the end of the
+// file is ignored.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,10 @@ enum class BlockType : uint32_t {
   kEnd = 4, // JSON object: closing counters; absent if the process died
   kSalvaged = 5, // JSON object: replaces kEnd, written by trace/reader.py
   kStack = 6, // JSON object: the Python frames that issued operations
-  kSummary = 7, // JSON object, then spaces; the highest `sequence` counts
-  kSpare = 8, // room for a summary, or a summary that is being written
+  // JSON object, padded with spaces. Readers use the summary with the highest
+  // `sequence`.
+  kSummary = 7,
+  kSpare = 8, // reserved space, or a block that is being written
   kCommunicator = 9, // JSON object: one communicator of NCCL
 };
 

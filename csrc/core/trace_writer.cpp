@@ -64,7 +64,7 @@ int copyFile(int from, int to, uint64_t bytes) noexcept {
   return 0;
 }
 
-// A note states why writing failed, in one line padded with spaces.
+// JSON that states why writing failed, padded with spaces.
 using Note = std::array<char, 256>;
 
 Note spaced(std::string_view text) noexcept {
@@ -95,7 +95,7 @@ TraceWriter::TraceWriter(const std::string& path, uint64_t session)
   offset_ = sizeof(header);
 }
 
-// Does not change the file: a forked child has the descriptor too.
+// Does not change the file, because a forked child also runs this destructor.
 TraceWriter::~TraceWriter() {
   close(fd_);
 }
@@ -105,7 +105,7 @@ bool TraceWriter::writeBlock(
     const void* payload,
     size_t bytes) noexcept {
   const BlockHeader header{kBlockMagic, type, bytes, crc32(payload, bytes), 0};
-  // The payload first: a block exists once its header is in place.
+  // The header is written last, because it makes the block valid.
   int error = writeFully(fd_, payload, bytes, offset_ + sizeof(header));
   if (error == 0) {
     error = writeFully(fd_, &header, sizeof(header), offset_);
@@ -120,7 +120,7 @@ bool TraceWriter::writeBlock(
 }
 
 bool TraceWriter::writeSummary(const std::string& json) noexcept {
-  // If a summary fits into a small slot, later summaries mostly fit too.
+  // If one summary fits into a small slot, later summaries usually fit too.
   constexpr uint64_t kSmallBytes = 48 << 10;
   if (json.size() > kMaxSummaryBytes) {
     return false;
@@ -203,7 +203,7 @@ bool TraceWriter::restore() noexcept {
     error_ = ENOMEM;
     return false;
   }
-  // Another process may have created the path by now; its file is kept.
+  // O_EXCL keeps a file that another process may have created at this path.
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
   const int fd = open(path_.c_str(), flags, 0644);
   const int error = fd < 0 ? errno : copyFile(fd_, fd, offset_);

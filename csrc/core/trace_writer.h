@@ -19,32 +19,31 @@ class TraceWriter {
   TraceWriter(const TraceWriter&) = delete;
   TraceWriter& operator=(const TraceWriter&) = delete;
 
-  // Appends one block. On failure (disk full, file gone) the file is cut back
-  // to the last complete block, error() is the errno, and later calls retry.
+  // Appends one block. On failure, cuts the file back to the last complete
+  // block and returns false. error() is then the errno. Later calls try again.
   bool writeBlock(BlockType type, const void* payload, size_t bytes) noexcept;
 
   bool writeJson(BlockType type, const std::string& json) noexcept {
     return writeBlock(type, json.data(), json.size());
   }
 
-  // Largest JSON of a summary.
+  // Largest size of a summary's JSON, in bytes.
   static constexpr size_t kMaxSummaryBytes = 384 << 10;
-  // Overwrites the older of the file's two summaries, so that the file does not
-  // grow and the newer one stays complete. After a kill at any moment a reader
-  // finds at least one complete summary. False if the disk is full or the JSON
-  // is too long.
+  // Overwrites the older of the file's two summaries. If the process is killed,
+  // the file still has a complete summary. Returns false if the disk is full or
+  // the JSON is too long.
   bool writeSummary(const std::string& json) noexcept;
 
-  // Reserves space on the disk for a note, which states why writing failed.
+  // Reserves disk space for writeNote().
   bool reserveNote() noexcept;
-  // Overwrites the reserved space with JSON metadata. This works even if the
-  // disk is full. False if the space is missing or too small.
+  // Writes JSON that states why writing failed, into the reserved space. Works
+  // even if the disk is full. Returns false if the space is missing or too
+  // small.
   bool writeNote(std::string_view json) noexcept;
 
-  // True if somebody removed the file.
   bool removed() const noexcept;
-  // Makes the file anew at its path, with its directories and all content.
-  // False if that fails or the path exists; error() is then the errno.
+  // Writes all content to a new file at the path. Returns false if that fails
+  // or the path exists; error() is then the errno.
   bool restore() noexcept;
 
   uint64_t bytesWritten() const noexcept {
@@ -56,7 +55,6 @@ class TraceWriter {
   }
 
  private:
-  // Space for a summary of up to `bytes`, or for a note.
   struct Slot {
     uint64_t offset = 0;
     uint64_t bytes = 0; // 0: not reserved yet

@@ -26,7 +26,7 @@ uint64_t WaitReturns::completionNs(uint64_t op_id, uint64_t seen_ns)
     return seen_ns;
   }
   const uint64_t returned_ns = kept.returned_ns.load(std::memory_order_acquire);
-  // If another operation has taken the entry meanwhile, the time belongs to
+  // If another operation took the entry meanwhile, `returned_ns` belongs to
   // that operation.
   const bool same = kept.op_id.load(std::memory_order_relaxed) == op_id;
   return same ? std::min(seen_ns, returned_ns) : seen_ns;

@@ -1,10 +1,10 @@
-// Waits that have returned: the awaited operation was complete by then.
+// Stores when waits returned. An operation was complete when a wait for it
+// returned.
 //
-// The thread that completes an operation wakes the waiting thread before it
-// runs the callbacks of the operation's future, and the woken thread may take
-// that thread's core. A callback may then record the completion milliseconds
-// late. If a wait has returned by then, the time of its return bounds the
-// completion time.
+// The thread that completes an operation first wakes the waiting thread, and
+// then runs the callbacks of the operation's future. If the woken thread takes
+// over the core, a callback may run milliseconds late. The return of the wait
+// then bounds the completion time.
 #pragma once
 
 #include <array>
@@ -14,17 +14,17 @@
 
 namespace commprof {
 
-// Any thread may call its functions; none blocks.
+// Thread-safe; no function blocks.
 class WaitReturns {
  public:
-  // Number of latest operations whose returns are kept.
+  // Number of latest operations that are stored.
   static constexpr size_t kMost = 1024;
 
   static WaitReturns& instance() noexcept;
 
-  // Records a return; only the first one for an operation counts.
+  // Stores a return. Later returns for the same operation are ignored.
   void note(uint64_t op_id, uint64_t returned_ns) noexcept;
-  // Returns `seen_ns`, or the time at which a wait for the operation returned,
+  // Returns `seen_ns` or the time at which a wait for the operation returned,
   // whichever is earlier.
   uint64_t completionNs(uint64_t op_id, uint64_t seen_ns) const noexcept;
 

@@ -7,7 +7,8 @@
 namespace commprof {
 
 // A device and its timed events. Several threads may call it at the same time,
-// but not for the same event. Calls may throw; none waits for the device.
+// but not for the same event. Functions may throw, and do not wait for the
+// device.
 class Device {
  public:
   struct Event {
@@ -15,8 +16,9 @@ class Device {
   };
   virtual ~Device() = default;
 
-  // Makes this the thread's current device; pass the result to leave(). While
-  // another device is current, calls would create a context on that device.
+  // Makes this device the thread's current device. Pass the result to leave().
+  // If another device is current, other functions may create a context on that
+  // device.
   virtual int enter() {
     return 0;
   }
@@ -25,14 +27,13 @@ class Device {
     return true;
   }
 
-  // Returns the current stream of the calling thread.
   virtual int64_t currentStream() const = 0;
   // Returns a stream on which nothing else runs.
   virtual int64_t newStream() = 0;
-  // True if work put on the stream becomes part of a graph and does not run.
+  // True if work on the stream is captured into a graph instead of run.
   virtual bool capturing(int64_t stream) const = 0;
   virtual std::unique_ptr<Event> newEvent() = 0;
-  // May be called repeatedly for an event: the last call counts.
+  // May be called again for the same event. The last call determines its time.
   virtual void record(Event& event, int64_t stream) = 0;
   virtual bool done(const Event& event) const = 0;
   // Time between two events that are done; negative if `to` came first.

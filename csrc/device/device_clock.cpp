@@ -10,8 +10,8 @@ namespace commprof {
 
 namespace {
 
-// Half of the time between the anchor's bounds. The estimate is the middle, so
-// this is the estimate's error bound.
+// Returns the error bound of the host time, which is estimated as the middle of
+// the anchor's bounds.
 double halfWidth(const ClockAnchor& anchor) {
   return double(anchor.latest_ns - anchor.earliest_ns) / 2;
 }
@@ -56,8 +56,8 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
       [&bound](const ClockAnchor& a, const ClockAnchor& b) {
         return bound(a) < bound(b);
       });
-  // The sum is relative to the anchor: a double cannot always hold nanoseconds
-  // since boot exactly.
+  // Relative to the anchor, because a double cannot hold all nanoseconds since
+  // boot exactly.
   const double since =
       halfWidth(*best) + double(device_ns - best->device_ns) * rate();
   return {
@@ -67,12 +67,11 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
 
 namespace {
 
-// The clocks are compared by an event on an idle stream: this is the longest
-// time to wait until the host sees that the event is done. Usually the host
-// sees it some 10 us after the event was recorded.
+// Longest time that the host waits for an event on an idle stream. Usually the
+// event is done some 10 us after it was recorded.
 constexpr uint64_t kLongestAskNs = 50'000;
 constexpr uint64_t kNarrowNs = 2 * kLongestAskNs;
-constexpr int kAsks = 3; // the quickest answer counts
+constexpr int kAsks = 3; // the quickest answer is used
 
 uint64_t width(const ClockAnchor& anchor) {
   return anchor.latest_ns - anchor.earliest_ns;

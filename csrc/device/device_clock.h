@@ -1,4 +1,4 @@
-// Relation of a device's own time to CLOCK_MONOTONIC, compared repeatedly.
+// Converts times of a device's clock to CLOCK_MONOTONIC.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,12 @@
 
 namespace commprof {
 
-// One moment on both clocks. On the host's clock, it is known to lie between
-// two times.
+// One moment on both clocks. Only bounds of its host time are known.
 struct ClockAnchor {
   int64_t device_ns;
-  // Host time before the device was asked to mark the moment.
+  // Host time before the device was asked to record the moment.
   uint64_t earliest_ns;
-  uint64_t latest_ns; // host time at which the moment was seen to be past
+  uint64_t latest_ns; // host time after the moment
 };
 
 struct HostTime {
@@ -25,10 +24,10 @@ struct HostTime {
   uint64_t error_ns; // error bound; valid only while the drift does not change
 };
 
-// Not thread-safe. The relative rate of the clocks is computed from the two
-// anchors that determine it best. Without better knowledge, the rates are
-// assumed to be equal within the largest correction that a kernel makes to a
-// clock (adjtimex(2)).
+// Not thread-safe. The two anchors that give the smallest error determine the
+// relative rate of the clocks. Without such anchors, the rates count as equal
+// within kMaxDrift, the largest correction that a kernel makes to a clock
+// (adjtimex(2)).
 class DeviceClock {
  public:
   static constexpr size_t kMaxAnchors = 64;
@@ -38,8 +37,8 @@ class DeviceClock {
   bool known() const noexcept {
     return !anchors_.empty();
   }
-  // Converts by the anchor with the smallest error bound. Call it only if
-  // known() is true.
+  // Converts a time of the device, by the anchor with the smallest error bound.
+  // Call it only if known() is true.
   HostTime toHost(int64_t device_ns) const;
   // Host nanoseconds per device nanosecond.
   double rate() const noexcept {
@@ -49,13 +48,13 @@ class DeviceClock {
  private:
   void findDrift();
 
-  std::deque<ClockAnchor> anchors_; // the latest ones
+  std::deque<ClockAnchor> anchors_; // the latest anchors
   double drift_ = 0.0;
   double drift_error_ = kMaxDrift;
 };
 
-// Compares a device's clock with the host's: records events on an idle stream,
-// and notes when the host sees them done. Not thread-safe.
+// Compares a device's clock with the host's clock by events on an idle stream.
+// Not thread-safe.
 class ClockKeeper {
  public:
   static constexpr uint64_t kEveryNs = 1'000'000'000;
@@ -63,12 +62,12 @@ class ClockKeeper {
 
   explicit ClockKeeper(Device& device);
 
-  // Compares the clocks if that is due: once a second, for some 50 us of the
-  // caller's time. Does not wait for a busy device; a later call takes its
-  // answer. The first anchor determines all times until the next anchor, and
-  // times must not jump. So for up to kPatienceNs only an anchor with a small
-  // error bound is accepted as the first, unless `hurried`. Returns the anchor
-  // if one was added.
+  // Compares the clocks if that is due: once a second, for some 50 us. Does not
+  // wait for a busy device. Returns the anchor if one was added.
+  //
+  // The first anchor must be exact, because times must not jump at the next
+  // anchor. So for up to kPatienceNs, only an anchor with a small error bound
+  // is accepted as the first anchor, unless `hurried` is true.
   std::optional<ClockAnchor> keep(bool hurried = false);
 
   bool known() const noexcept {
@@ -90,10 +89,10 @@ class ClockKeeper {
   std::unique_ptr<Device::Event> asked_;
   uint64_t asked_ns_ = 0; // 0: no answer is awaited
   uint64_t next_ns_ = 0;
-  // The narrowest anchor so far, until a first anchor is accepted.
+  // Candidate for the first anchor: the one with the smallest error so far.
   std::optional<ClockAnchor> first_;
   uint64_t first_ns_ = 0; // begin of the search for the first anchor
-  // The last event that was seen to be done: times of other events are measured
+  // The last event that was seen to be done. Times of other events are measured
   // from it.
   std::unique_ptr<Device::Event> reference_;
   int64_t reference_ns_ = 0;

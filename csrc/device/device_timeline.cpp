@@ -32,7 +32,7 @@ DeviceTimeline::DeviceTimeline(
       sink_(std::move(sink)),
       clock_(*device_) {
   free_marks_.reserve(kMaxMarks);
-  pending_.resize(kMaxMarks); // each entry holds a mark of its own
+  pending_.resize(kMaxMarks); // one entry for each mark
   for (uint32_t i = 0; i < kMaxMarks; ++i) {
     free_marks_.push_back(Mark(kMaxMarks - 1 - i));
     pending_[i].next = i + 1 < kMaxMarks ? i + 1 : kNone;
@@ -117,8 +117,8 @@ void DeviceTimeline::put(
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     Queue* queue = queueLocked(streams_[end]);
-    if (queue != nullptr) { // pending_ has room, because each of its entries
-                            // holds a mark
+    if (queue != nullptr) {
+      // An entry of pending_ is free, because each used entry holds a mark.
       const uint32_t place = free_pending_;
       Pending& pending = pending_[place];
       free_pending_ = pending.next;
@@ -204,8 +204,8 @@ void DeviceTimeline::poll(bool shielded, bool hurried) noexcept {
   }
 }
 
-// Only poll() removes entries from a queue, so that the queue's first entry
-// stays the same here.
+// Only poll() removes entries from a queue, so the first entry stays the same
+// while mutex_ is not held.
 bool DeviceTimeline::resolveFirst(Queue& queue) {
   uint32_t place = kNone;
   Pending first;
@@ -217,7 +217,7 @@ bool DeviceTimeline::resolveFirst(Queue& queue) {
     }
     first = pending_[place];
   }
-  // On one stream the begin certainly came before the end.
+  // On a single stream, the begin always comes before the end.
   const bool apart =
       first.begin != kNoMark && streams_[first.begin] != streams_[first.end];
   if (!device_->done(*events_[first.end]) ||
@@ -239,8 +239,7 @@ void DeviceTimeline::write(const Pending& done) {
   Record record = done.record;
   record.timestamp_ns = end_host_ns;
   if (done.begin != kNoMark) {
-    // The length must be as exact as possible, so it is not computed from two
-    // converted times.
+    // More exact than the difference of two converted times.
     const double length_ns =
         device_->elapsedNs(*events_[done.begin], end) * clock_.rate();
     record.timestamp_ns =

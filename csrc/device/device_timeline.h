@@ -1,5 +1,5 @@
-// Measures what happens on the streams of one device without ever waiting for
-// the device: marks are put on streams, and are read later, when the device has
+// Measures what happens on the streams of one device, and never waits for the
+// device. Marks are put on streams and are read later, when the device has
 // passed them. A mark's time goes into a record, converted to CLOCK_MONOTONIC.
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace commprof {
 
-// Timeline of one device. Thread-safe. Memory is bounded: records that do not
-// fit are dropped, and the recorder counts them.
+// Thread-safe. Memory is bounded: records that do not fit are dropped, and the
+// recorder counts them.
 class DeviceTimeline {
  public:
   static constexpr size_t kMaxMarks = 4096;
@@ -35,25 +35,26 @@ class DeviceTimeline {
     return *device_;
   }
 
-  // Facts known to the caller, to save calls of the device's runtime.
+  // Facts that the caller knows. They save calls of the device's runtime.
   struct Known {
     bool captures_nothing = false; // the stream is not captured into a graph
     bool is_current = false; // the device is the calling thread's current one
   };
-  // Puts a mark at the present end of the stream, for moment(), stretch() or
-  // forget(). If there is no room, the device failed, or the stream is being
-  // captured into a graph, returns kNoMark; these functions ignore it.
+  // Puts a mark at the present end of the stream. Pass it to moment(),
+  // stretch() or forget(). Returns kNoMark if there is no room, the device
+  // failed, or the stream is being captured into a graph; these functions
+  // ignore kNoMark.
   Mark mark(int64_t stream, Known known) noexcept;
   Mark mark(int64_t stream) noexcept {
     return mark(stream, Known());
   }
   Mark mark() noexcept; // puts a mark on the thread's current stream
-  // Makes poll() write the record with the mark's time as `timestamp_ns`.
+  // Makes poll() write the record, with the mark's time as `timestamp_ns`.
   void moment(const Record& record, Mark at) noexcept;
   // Like moment() with the mark `begin`. The record also gets the time of `end`
-  // as `value`, the stream of `end` as bytes_out and the device as seq. `ends`:
-  // an operation began at the mark `begin` and ended at the mark `end`; records
-  // of the operation's begin and end are written too.
+  // as `value`, the stream of `end` as bytes_out and the device as seq. If
+  // `ends` is true, an operation ran from `begin` to `end`, and records of the
+  // operation's begin and end are written too.
   void stretch(
       const Record& record,
       Mark begin,
@@ -62,13 +63,13 @@ class DeviceTimeline {
   void forget(Mark mark) noexcept;
 
   // Writes the records whose marks the device has passed. Querying an event
-  // while another thread captures a graph breaks that capture, unless the
-  // calling thread is `shielded` (see device_poller.h). Does nothing while this
-  // thread captures a graph, or another thread polls. `hurried`: see
-  // ClockKeeper::keep(); also implied if half of the marks are taken.
+  // breaks a graph capture of another thread, unless the calling thread is
+  // `shielded` (see device_poller.h). Does nothing while this thread captures a
+  // graph or another thread polls. `hurried`: see ClockKeeper::keep(); also
+  // implied if half of the marks are taken.
   void poll(bool shielded = false, bool hurried = false) noexcept;
-  // Call it when a collective is issued and at steps: polls unless a shielded
-  // thread of commprof polls the device.
+  // Polls, unless a shielded thread of commprof polls the device. Call it when
+  // a collective is issued, and at steps.
   void pollUnlessElsewhere() noexcept {
     if (!polled_elsewhere_.load(std::memory_order_relaxed)) {
       poll();
@@ -79,16 +80,16 @@ class DeviceTimeline {
   }
   // True if no record of the stream is pending.
   bool idle(int64_t stream) noexcept;
-  // Polls until no record is pending, or for `limit_ns`; returns how many are
-  // still pending.
+  // Polls until no record is pending, or for `limit_ns`. Returns the number of
+  // pending records.
   size_t drain(uint64_t limit_ns, bool shielded = false) noexcept;
-  // Drops pending records, because their trace is closed. Returns how many.
+  // Drops the pending records when their trace is closed. Returns their number.
   size_t clear() noexcept;
 
-  // Returns the timeline on which steps and phases are marked. It belongs to
-  // the device of the process's first collective with data. Before this
-  // collective, the device of a barrier counts; before a barrier, the result is
-  // null. A mark belongs to the timeline that made it.
+  // Returns the timeline for steps and phases. It belongs to the device of the
+  // process's first collective with data. Before this collective, the device of
+  // a barrier is used; before a barrier, the result is null. A mark belongs to
+  // the timeline that made it.
   static DeviceTimeline* main() noexcept {
     return main_.load(std::memory_order_acquire);
   }
@@ -102,7 +103,7 @@ class DeviceTimeline {
     Record record;
     Mark begin = kNoMark; // kNoMark: this is a moment
     Mark end = kNoMark;
-    bool ends = false; // its operation ended with this stretch
+    bool ends = false; // see stretch()
     uint32_t next = kNone; // next entry in its queue or in the free list
   };
   // Pending records of one stream, whose marks the device passes in order.
@@ -130,8 +131,7 @@ class DeviceTimeline {
   // Largest error bound of the times converted since the last anchor.
   uint64_t largest_error_ns_ = 0;
 
-  // An event belongs to whoever holds the event's mark; if nobody does, to the
-  // free list.
+  // Indexed by mark. Only the holder of a mark uses the mark's event.
   std::array<std::unique_ptr<Device::Event>, kMaxMarks> events_;
   std::array<int64_t, kMaxMarks> streams_{};
 

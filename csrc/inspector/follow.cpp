@@ -10,16 +10,16 @@ namespace commprof::inspector {
 
 namespace {
 
-// Messages mostly repeat a sequence, which tells which message was lost
-// (message_order.h). If more than this many messages follow a lost one, and no
-// such sequence is found, the order counts as unknown.
+// If more than this many messages follow a lost message, and no repeated
+// sequence tells which message was lost (message_order.h), the order counts as
+// unknown.
 constexpr size_t kMostAhead = 4096;
-// Messages do not complete in the order of their numbers. A missing number
-// counts as lost once the highest recorded number exceeds it by at least this
-// much, and by at least the length of the sequence that the messages repeat.
+// Messages may complete out of order. A missing number counts as lost once the
+// highest recorded number is larger by at least this much, and by at least the
+// length of the repeated sequence.
 constexpr size_t kMayBeLate = 32;
-// At least this many of the latest messages are kept, to find the sequence that
-// the messages repeat.
+// At least this many of the latest messages are kept, to find the repeated
+// sequence.
 constexpr size_t kMostLatest = 1024;
 // Largest number of messages that wait for the records of one peer.
 constexpr size_t kMostWaiting = size_t(1) << 16;
@@ -36,7 +36,7 @@ bool risesThroughout(const Stream& stream) {
       [](const Record& a, const Record& b) { return a.number <= b.number; });
 }
 
-// Moves to a new stream the records for whose indices `isTaken` is true.
+// Moves the records for which `isTaken(index)` is true to a new stream.
 template <class IsTaken>
 Stream takenFrom(Stream& stream, IsTaken isTaken) {
   Stream taken;
@@ -71,7 +71,8 @@ std::vector<const Stream*> pointersTo(const std::vector<Stream>& streams) {
   return pointers;
 }
 
-// Sequence number of the first message: the same on all members, 0 or 1.
+// Returns the sequence number of the first message: 0 or 1, equal on all
+// members.
 uint32_t firstOfMembers(std::span<Communicator* const> members) {
   uint32_t first = 1;
   for (Communicator* member : members) {
@@ -85,7 +86,6 @@ uint32_t firstOfMembers(std::span<Communicator* const> members) {
   return first;
 }
 
-// Appends a message to the messages that are in order.
 void append(const Message& message, FollowedMessages& of) {
   auto& queue = (message.isSend ? of.sent : of.received)[message.peer].messages;
   queue.emplace_back();
@@ -97,7 +97,7 @@ void append(const Message& message, FollowedMessages& of) {
 }
 
 // Moves a member's messages from its streams to its ordered messages, as far as
-// the order is known. Returns how many records cannot be put in order.
+// their order is known. Returns the number of records that cannot be ordered.
 uint64_t putInOrder(Communicator& member, uint32_t first) {
   Stream* const sends = streamWith(member, "Send");
   Stream* const receives = streamWith(member, "Recv");
@@ -109,8 +109,7 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
   if (of.first < 0) {
     of.first = of.next = first;
   }
-  // The records before `message` had been counted as lost. They came too late
-  // to be matched.
+  // Records before `message` came too late: they already count as lost.
   auto message = std::find_if(
       recorded.begin(), recorded.end(), [&](const Message& candidate) {
         return int64_t(candidate.number) >= of.next;
@@ -159,7 +158,8 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
   return unmatched;
 }
 
-// Drops the first messages of a queue. Returns how many of them had records.
+// Drops the first `count` messages of a queue. Returns the number of their
+// records.
 uint64_t dropFirst(MessageQueue& queue, uint64_t count) {
   const auto begin = queue.messages.begin();
   const auto end = begin + std::ptrdiff_t(count);
@@ -170,8 +170,7 @@ uint64_t dropFirst(MessageQueue& queue, uint64_t count) {
   return uint64_t(records);
 }
 
-// Messages from one member to another that were taken from both members'
-// queues.
+// Messages from one member to another, taken from the queues of both members.
 struct Taken {
   uint32_t members[2];
   std::vector<std::optional<Record>> records[2];
@@ -180,10 +179,9 @@ struct Taken {
 // Index of each member, by rank.
 using Places = std::unordered_map<int64_t, uint32_t>;
 
-// Drops messages that cannot be matched: those from or to a member whose order
-// is not known, and those from or to a rank that has no log. Also drops the
-// oldest messages of a queue in which more than kMostWaiting wait. Returns how
-// many records were dropped.
+// Drops messages that cannot be matched, because a member's order is not known
+// or a rank has no log. Also drops the oldest messages of queues that are
+// longer than kMostWaiting. Returns the number of dropped records.
 uint64_t dropUnmatched(
     std::span<Communicator* const> members,
     const Places& places) {
@@ -204,9 +202,9 @@ uint64_t dropUnmatched(
   return dropped;
 }
 
-// Takes the messages that both members' queues hold. If one member dropped
-// messages, drops them at the other member too, and adds the number of these
-// records to `unmatched`.
+// Takes the messages that are in the queues of both members. If one member
+// dropped messages, also drops these at the other member, and adds the number
+// of their records to `unmatched`.
 std::vector<Taken> takePairs(
     std::span<Communicator* const> members,
     const Places& places,
@@ -303,8 +301,8 @@ Waits takeCollectives(
       taken.emplace_back();
       continue;
     }
-    // Replays of a graph repeat sequence numbers. If a member's numbers do not
-    // rise, the calls are counted instead.
+    // Replays of a graph repeat sequence numbers. If the numbers of a member do
+    // not rise, the first `fewest` calls of each member are taken.
     taken.push_back(takenFrom(*stream, [&](size_t i) {
       return isRising ? stream->records[i].number <= over : i < fewest;
     }));

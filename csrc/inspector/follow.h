@@ -1,10 +1,10 @@
-// Counts the operations of a job that still runs, whose logs grow. Calls that
-// are over are taken out of the logs' streams when they are counted, so that
-// memory does not grow with the logs. Processes write their logs in pieces, and
-// not all at the same time. A call is over once every process that is followed
-// has written this call, or a later call of the same communicator and kind. A
-// process that has stopped writing must no longer be followed: its ranks then
-// count as not recorded.
+// Counts the operations of a running job, whose logs grow. Counted calls are
+// removed from memory.
+//
+// Processes write their logs in pieces, at different times. A call is over once
+// every followed process has written this call, or a later call of the same
+// communicator and kind. A process that has stopped writing must no longer be
+// followed. Its ranks then count as not recorded.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@
 
 namespace commprof::inspector {
 
-// Takes the calls of one kind that are over, and splits them as
-// splitCollectives does. `isFollowed[i]` is 0 if the log of `members[i]` is no
-// longer followed.
+// Takes the calls of one kind that are over, and splits their times as
+// splitCollectives() does. `isFollowed[i]` is 0 if the log of `members[i]` is
+// no longer followed.
 Waits takeCollectives(
     std::span<Communicator* const> members,
     std::span<const uint8_t> isFollowed,
@@ -26,15 +26,14 @@ Waits takeCollectives(
     uint64_t ranks,
     uint32_t blocks);
 
-// Takes the messages whose send and recv were both written. If a record is
-// lost, the sequence that the member's messages repeat tells which message is
-// missing, as in splitMessages. This is possible once a later number exceeds
-// the missing one by at least 32, and by at least the length of the sequence.
-// Leaves out: messages of a member that has lost a message and repeats no
-// sequence; messages with a rank that is not among the members, even if that
-// rank is added later; and the oldest of too many messages that wait for the
-// other rank's records. `isAll`: takes all messages that were written, and
-// splits them exactly as splitMessages does.
+// Takes the messages whose send and recv were both written, and splits their
+// times. If records are lost, the missing messages are inferred from the
+// sequence that a member's messages repeat (message_order.h).
+//
+// Leaves out the messages of a member whose order is not known, messages with a
+// rank that is not among the members, and the oldest messages if too many wait
+// for the other rank. If `isAll` is true, takes all written messages and splits
+// them as splitMessages() does.
 Waits takeMessages(
     std::span<Communicator* const> members,
     uint32_t blocks,

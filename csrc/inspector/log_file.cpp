@@ -10,23 +10,21 @@ namespace commprof::inspector {
 
 namespace {
 
-// A longer line counts as damaged. The plugin's own lines are far shorter: a
-// verbose line has three numbers for each of up to 64 channels, 16 KB in all.
+// A longer line counts as damaged. The plugin's own lines have at most 16 KB.
 constexpr size_t kLongestLine = size_t(4) << 20;
 constexpr int64_t kMostRanks = 1 << 24;
 // NCCL has fewer than ten kinds of operations.
 constexpr uint8_t kMostKinds = 64;
-// Largest number of calls of a communicator whose order is kept.
+// The order of at most this many calls of a communicator is kept.
 constexpr size_t kMostOrdered = size_t(1) << 16;
 constexpr size_t kMostAlgorithms = 4096;
 // In microseconds: 11.6 days. A longer time is damage.
 constexpr double kLongestUs = 1e12;
-// The plugin measures nanoseconds and cuts them off to whole microseconds
-// (calculateKernelGpuExecTimeUsecs in its inspector.cc), so a written time is
+// The plugin cuts times off to whole microseconds
+// (calculateKernelGpuExecTimeUsecs in its inspector.cc). So a written time is
 // half a microsecond too short on average.
 constexpr double kCutOffUs = 0.5;
 
-// Returns the best estimate of the time that was measured.
 double measuredUs(double writtenUs) {
   const bool isWhole = std::floor(writtenUs) == writtenUs;
   return isWhole ? writtenUs + kCutOffUs : writtenUs;
@@ -40,8 +38,8 @@ uint64_t operationsOf(const Communicator& log) {
   return operations;
 }
 
-// True if `log` begins after the end of `before`. If a dump is split between
-// the two logs, sequence numbers decide.
+// True if `log` begins after the end of `before`. If both logs have a part of
+// the same dump, sequence numbers decide.
 bool follows(const Communicator& log, const Communicator& before) {
   if (log.firstDumpUs != before.lastDumpUs) {
     return before.lastDumpUs >= 0 && log.firstDumpUs > before.lastDumpUs;
@@ -55,7 +53,6 @@ bool follows(const Communicator& log, const Communicator& before) {
       });
 }
 
-// Moves the records in `log` to the end of `into`.
 void append(Communicator& log, Communicator& into) {
   into.name = into.name.empty() ? log.name : into.name;
   into.dropped = std::max(into.dropped, log.dropped);
@@ -110,7 +107,7 @@ std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs) {
     if (a->isCounted != b->isCounted) {
       return a->isCounted;
     }
-    // Of two copies, the complete one comes first.
+    // If there are copies, the most complete one comes first.
     return a->firstDumpUs != b->firstDumpUs
         ? a->firstDumpUs < b->firstDumpUs
         : operationsOf(*a) > operationsOf(*b);
@@ -175,8 +172,8 @@ void LogFile::finish() {
 
 void LogFile::takeLine(std::string_view text) {
   ++lines_;
-  // UTF-8's byte order mark, which some tools write at the beginning of a file.
-  // In joined logs it may also stand in the middle.
+  // Some tools begin a file with UTF-8's byte order mark. In joined logs, the
+  // mark may also be in the middle.
   if (text.starts_with("\xEF\xBB\xBF")) {
     text.remove_prefix(3);
   }
@@ -224,7 +221,7 @@ bool LogFile::takeOperation(const Operation& operation) {
       operation.number > kMostNumber || operation.sizeBytes < 0) {
     return false;
   }
-  // Only records of messages have a peer, and all of them do.
+  // Records of messages have a peer, and other records have none.
   const bool isOfMessages =
       operation.kind == "Send" || operation.kind == "Recv";
   if (operation.isMessage != isOfMessages) {
@@ -251,9 +248,8 @@ bool LogFile::takeOperation(const Operation& operation) {
     }
     ++stream.algorithms[{uint64_t(operation.sizeBytes), std::move(name)}];
   }
-  // Up to v3 the log names no source: each time is by the GPU's clock, or
-  // missing. A time of 0 means that the time is missing, or that the plugin cut
-  // off a time below one microsecond.
+  // Logs up to v3 name no source: their times are from the GPU's clock, or
+  // missing. A time of 0 is missing, or was below one microsecond.
   const bool isTimed = operation.timeUs > 0 && operation.timeUs < kLongestUs &&
       (operation.timingSource.empty() ||
        operation.timingSource == "kernel_gpu");

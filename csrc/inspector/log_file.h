@@ -1,4 +1,4 @@
-// The operations of a log, by communicator and kind.
+// Reads the operations of a log, by communicator and kind.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ namespace commprof::inspector {
 // One operation of one rank. The time is negative if no GPU clock measured it.
 struct Record {
   uint64_t sizeBytes;
-  // Sequence number. It is counted per communicator and kind; for messages,
-  // sends and recvs are counted together.
+  // Sequence number, counted per communicator and kind. Sends and recvs are
+  // counted together.
   uint32_t number;
   float timeUs;
 };
@@ -32,8 +32,8 @@ struct Stream {
   uint8_t index = 0; // index of the kind, in order of first appearance
   // Sequence number of the last record, even after that record was taken.
   int64_t lastNumber = -1;
-  // Number of records per size and per algorithm and protocol (such as
-  // "RING/LL"), if the format tells these.
+  // Number of records by size, and by algorithm with protocol, such as
+  // "RING/LL". Empty if the log does not name algorithms.
   std::map<std::pair<uint64_t, std::string>, uint64_t> algorithms;
   uint64_t untimed = 0; // records without a time of the GPU's clock
   uint64_t graphCaptured = 0;
@@ -44,24 +44,24 @@ struct Message {
   uint32_t number = 0;
   int32_t peer = -1;
   bool isSend = false;
-  const Record* record = nullptr; // null if it is lost
+  const Record* record = nullptr; // null if the record is lost
 };
 
-// Messages of one rank to, or from, one other rank, in order. An entry has no
-// value if its record is lost.
+// Ordered messages from one rank to another rank, or the other way. An entry is
+// empty if its record is lost.
 struct MessageQueue {
   std::deque<std::optional<Record>> messages;
-  uint64_t dropped = 0; // messages before these that were not matched
+  uint64_t dropped = 0; // number of messages dropped before these
 };
 
 // Messages of one rank while its log is followed.
 struct FollowedMessages {
-  // Sequence number of the first message, -1 before there is one.
+  // Sequence number of the first message; -1 if there is no message yet.
   int64_t first = -1;
   // Sequence number of the first message that is not in order yet.
   int64_t next = -1;
-  // True once a message was lost and it is not known which, or once a number
-  // came twice.
+  // True once the order cannot be known: a lost message was not identified, or
+  // a number came twice.
   bool isUnordered = false;
   std::vector<Message> latest; // in order; without their records
   // Ordered messages that wait for the peer's records, by peer.
@@ -69,7 +69,7 @@ struct FollowedMessages {
   std::map<int32_t, MessageQueue> received;
 };
 
-// A communicator as one process takes part in it.
+// The part of one process in a communicator.
 struct Communicator {
   std::string id;
   std::string name; // "" if the job gave no name
@@ -78,7 +78,7 @@ struct Communicator {
   int64_t rank = -1; // rank of this process
   int64_t ranks = -1;
   int64_t nodes = -1;
-  // Records that the plugin's ring buffer has lost up to the last dump.
+  // Number of records that the plugin's ring buffer lost before the last dump.
   int64_t dropped = 0;
   // By the host's clock, in µs since 1970; -1 if no dump states its time.
   int64_t firstDumpUs = -1;
@@ -88,29 +88,30 @@ struct Communicator {
   // For each of the first collectives: the index of its kind (Stream::index).
   std::vector<uint8_t> order;
   FollowedMessages messages;
-  // True once follow.h's functions have been called for this log: its
-  // operations are counted while the log is followed.
+  // True once functions of follow.h have counted operations of this log.
   bool isCounted = false;
   bool isLeftOut = false; // true if it overlaps another log of the same process
 };
 
-// A process may have several logs of one communicator, for example if logs were
-// split by size. Joins their records in the first element of the result; the
-// other logs follow in the order of their dumps, and are empty. Logs that
-// overlap the joined ones, such as copies, lose their records and are left out
-// of the result and of later joins. May be called again while logs grow: a log
-// whose operations were counted stays the first.
+// Joins the records of several logs of one process and communicator. A process
+// has several logs if, for example, its logs were split by size. The first
+// element of the result gets all records; the later logs follow, and are empty.
+// Logs that overlap the joined logs, such as copies, lose their records and are
+// left out.
+//
+// May be called again while logs grow: a log whose operations were counted
+// stays the first.
 std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs);
 
-// The contents of one log file: the log of one process, or of several processes
-// if their logs were joined in one file. One thread feeds it.
+// One log file, with the log of one process, or with the logs of several
+// processes. Only one thread may feed it.
 class LogFile {
  public:
   explicit LogFile(std::string name) : name_(std::move(name)) {}
 
   // Takes the next bytes of the file, in pieces of any size.
   void feed(std::string_view bytes);
-  // Takes a last line without line end, and frees spare memory.
+  // Takes a last line that has no line end, and frees unused memory.
   void finish();
 
   const std::string& name() const {
@@ -122,8 +123,8 @@ class LogFile {
   uint64_t lines() const {
     return lines_;
   }
-  // Number of lines that are no JSON object, or that describe an operation
-  // without communicator or needed fields.
+  // Number of lines that cannot be used: a line is no JSON object, or its
+  // operation lacks a communicator or a needed field.
   uint64_t damagedLines() const {
     return damagedLines_;
   }

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kDeepest = 32;
 
-// Reads JSON values from left to right. After a failure ok() stays false.
+// Reads JSON values from left to right. After a failure, ok() is false.
 class Cursor {
  public:
   explicit Cursor(std::string_view text)
@@ -50,7 +50,7 @@ class Cursor {
     return text;
   }
 
-  // Reads a number, with or without quotes; -1 for any other value.
+  // Reads a number, with or without quotes. Returns -1 for any other value.
   double number() {
     skipSpace();
     if (at_ != end_ && *at_ == '"') {
@@ -90,8 +90,7 @@ class Cursor {
     return written == "true" || written == "1" || written == "\"true\"";
   }
 
-  // Calls `field(key)` for each key of an object; `field` has to read the
-  // value.
+  // Calls `field(key)` for each key of an object. `field` must read the value.
   template <class Field>
   void object(Field field) {
     expect('{');
@@ -112,7 +111,6 @@ class Cursor {
     }
   }
 
-  // Skips one value of any kind.
   void skip(int depth) {
     skipSpace();
     if (at_ == end_ || depth > kDeepest) {
@@ -204,8 +202,7 @@ bool readMetadataField(Cursor& in, std::string_view key, Metadata& metadata) {
   return true;
 }
 
-// Reads a key of coll_perf or p2p_perf. The two differ only in the prefix of
-// their keys.
+// coll_perf and p2p_perf differ only in the prefix of their keys.
 void readOperationField(Cursor& in, std::string_view key, Operation& out) {
   if (key == "coll" || key == "p2p") {
     out.kind = in.text();

@@ -1,10 +1,9 @@
 // One line of a log of NCCL Inspector: a JSON object that describes a completed
 // operation of one rank, or the dump to which the next lines belong.
 //
-// Formats v4.0 to v4.2 repeat `header` and `metadata` in each line; from v4.3
-// on, only a `dump_stats` line has them, and the operations follow in lines of
-// their own. Some tools write the fields of `header` and `metadata` at the top
-// level.
+// Formats v4.0 to v4.2 repeat `header` and `metadata` in each line. From v4.3
+// on, only `dump_stats` lines have them, and operations have lines of their
+// own. Some tools write the fields of `header` and `metadata` at the top level.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 
 namespace commprof::inspector {
 
-// The communicator of a line, as one rank sees it. Texts point into the line.
+// The communicator and rank of a line. The texts point into the line.
 struct Header {
   std::string_view id;
   std::string_view name;
@@ -30,10 +29,10 @@ struct Metadata {
 };
 
 struct Operation {
-  std::string_view kind; // "AllReduce"; "Send" and "Recv" have a peer
+  std::string_view kind; // such as "AllReduce", "Send" or "Recv"
   bool isMessage = false;
   int64_t number = -1; // coll_sn or p2p_sn
-  // Of one rank: the call's count times the size of the type.
+  // Size on one rank: the call's count times the size of the type.
   int64_t sizeBytes = -1;
   // Time of the channel that took longest: waiting plus transfer.
   double timeUs = -1;
@@ -58,8 +57,8 @@ struct LogLine {
   bool isProxyTrace = false;
 };
 
-// Parses one line, without its end; nullopt if it is no JSON object, is cut
-// off, or nests deeper than any version writes. Unknown keys are skipped.
+// Parses one line, without its line end. Returns nullopt if the line is no
+// complete JSON object, or is nested too deeply. Unknown keys are skipped.
 std::optional<LogLine> parseLine(std::string_view text);
 
 } // namespace commprof::inspector

@@ -7,8 +7,7 @@ namespace commprof::inspector {
 
 namespace {
 
-// A line is fitted to at least this many records. With fewer records, a line of
-// slope 1 is used.
+// If there are fewer records than this, the line is not fitted and has slope 1.
 constexpr double kFewestOfLine = 8;
 
 } // namespace
@@ -63,8 +62,8 @@ void LostRecords::add(
   for (uint32_t member : lost) {
     causedUs += causedUs_[member];
   }
-  // A rank without a log is taken to cause as much waiting as the mean rank
-  // with a log.
+  // A rank without a log is assumed to cause as much waiting as the average
+  // rank with a log.
   const double unknown = double(ranks_ - count - lost.size());
   causedUs += unknown / double(members_) *
       std::accumulate(causedUs_.begin(), causedUs_.end(), 0.0);
@@ -90,8 +89,8 @@ double LostRecords::waitUs(const Lost& lost, size_t member) const {
   }
   const double spread = of.xx - of.x * of.x / of.count;
   const bool hasSlope = of.count >= kFewestOfLine && spread > 1e-9 * of.xx;
-  // The slope is between 0, for a rank that never waits, and 1, for a rank that
-  // waits like the others.
+  // The slope is 0 for a rank that never waits, and 1 for a rank that waits
+  // like the other ranks.
   const double slope = hasSlope
       ? std::clamp((of.xy - of.x * of.y / of.count) / spread, 0.0, 1.0)
       : 1;

@@ -8,19 +8,17 @@ namespace commprof::inspector {
 namespace {
 
 constexpr size_t kLongestPeriod = 4096;
-// Each place of the sequence that the messages repeat must have at least this
-// many records.
+// Each place of the repeated sequence must have at least this many records.
 constexpr uint32_t kFewestRecords = 3;
-// If more repetitions of the sequence than this are missing before the first
-// record, the order is not found: the missing messages may belong to the
-// set-up, which repeats nothing.
+// If more repetitions than this are missing before the first record, the order
+// is not found. The missing messages may belong to the set-up, which repeats
+// nothing.
 constexpr size_t kMostBefore = 3;
-// The order is found only if the recorded and the lost messages together are at
-// most this many times the recorded ones.
+// Largest ratio of all messages to recorded messages. If more messages are
+// lost, the order is not found.
 constexpr size_t kMostLost = 4;
 
-// Returns the shortest sequence of messages that repeats; empty if there is
-// none.
+// Returns the shortest repeated sequence of messages; empty if there is none.
 std::vector<Message> repeated(
     std::span<const Message> before,
     std::span<const Message> recorded) {

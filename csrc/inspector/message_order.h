@@ -1,11 +1,10 @@
-// The messages of one rank in their order, including messages whose record is
+// Puts the messages of one rank in order, including messages whose record is
 // lost.
 //
-// A rank numbers its sends and recvs together, and a training step exchanges
-// the same messages each time. So if the peers and directions of the recorded
-// messages repeat with a period, the missing number tells with which peer a
-// message was lost. The k-th send to a peer is received by the peer's k-th recv
-// from this rank.
+// A rank numbers its sends and recvs together, and each training step exchanges
+// the same messages. If the peers and directions of the recorded messages
+// repeat, the missing number tells which message was lost. The peer's k-th recv
+// from this rank receives this rank's k-th send to the peer.
 #pragma once
 
 #include <cstddef>
@@ -19,26 +18,23 @@ namespace commprof::inspector {
 
 struct MessageOrder {
   std::vector<Message> messages; // one for each number
-  // Length of the sequence from which lost messages were inferred; 0 if none is
-  // lost.
+  // Length of the repeated sequence; 0 if no message is lost.
   size_t turn = 0;
 };
 
-// The lowest sequence number in a stream. If there is no record, or the stream
-// is null: the largest possible number.
+// Returns the lowest sequence number in a stream. If the stream is null or has
+// no record, returns the largest possible number.
 uint32_t leastNumber(const Stream* stream);
 
-// The recorded messages, in the order of their numbers. Either stream may be
-// null.
+// Returns the recorded messages, in the order of their numbers. Either stream
+// may be null.
 std::vector<Message> byNumber(const Stream* sends, const Stream* receives);
 
-// Returns all messages from number `first` to the last one in `recorded`, in
-// the order of their numbers, without a gap. Returns nothing if a number comes
-// twice. If records are lost, also returns nothing if they are more than three
-// quarters of all, if the other records do not repeat a sequence with at least
-// 3 records of each place, or if these begin long after `first` and `before` is
-// empty. Messages in `before` are not part of the result, but also serve to
-// find the sequence.
+// Returns all messages from number `first` to the last number in `recorded`, in
+// order and without a gap. Returns nothing if the order cannot be found: a
+// number comes twice, too many records are lost, the records do not repeat a
+// sequence, or the records begin long after `first` and `before` is empty.
+// `before`: earlier messages, which are only used to find the sequence.
 MessageOrder messagesInOrder(
     std::span<const Message> recorded,
     uint32_t first,

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kFewestTurns = 3;
 constexpr double kLeastPart = 0.8;
 
-// True if the numbers of a kind rise by one from call to call.
+// True if the sequence numbers rise by one from call to call.
 bool hasAllNumbers(const Stream& stream) {
   const auto& records = stream.records;
   return std::adjacent_find(
@@ -20,9 +20,9 @@ bool hasAllNumbers(const Stream& stream) {
              }) == records.end();
 }
 
-// Returns the length of the longest border of each prefix of `text`, by the
-// prefix's length. A border is a shorter prefix that is also a suffix (Knuth,
-// Morris and Pratt).
+// Returns, for each prefix of `text`, the length of its longest border. The
+// index is the prefix's length. A border is a shorter prefix that is also a
+// suffix (Knuth, Morris and Pratt).
 std::vector<uint32_t> borders(const std::vector<uint32_t>& text) {
   std::vector<uint32_t> longest(text.size() + 1, 0);
   uint32_t border = 0;
@@ -62,8 +62,8 @@ Sequence sequenceOf(const Communicator& member) {
     }
     calls.emplace_back(kind, streams[kind]->records[next[kind]++].sizeBytes);
   }
-  // Searched from the end, because the log begins with the set-up, which is not
-  // repeated.
+  // The search begins at the end, because the log begins with the set-up, which
+  // is not repeated.
   std::reverse(calls.begin(), calls.end());
   std::vector<uint32_t> text;
   for (const auto& call : calls) {

@@ -1,9 +1,8 @@
-// The sequence of collectives that a communicator repeats, if it does.
+// Finds the sequence of collectives that a communicator repeats.
 //
-// A training step makes the same calls each time, so the calls of a log repeat
-// a sequence. Messages are left out: the plugin writes messages apart from
-// collectives, so that the place of a message among the collectives is not
-// known.
+// A training step makes the same calls each time. Messages are left out: the
+// plugin writes them apart from collectives, so their place among the
+// collectives is not known.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +19,17 @@ struct Call {
 };
 
 struct Sequence {
-  // Calls of one turn, that is, of one repetition. The first of them need not
-  // be the first call of a training step.
+  // Calls of one turn, that is, of one repetition. The first call need not be
+  // the first call of a training step.
   std::vector<Call> calls;
-  uint64_t turns = 0; // whole turns
-  uint64_t before = 0; // calls before the first turn, such as of the set-up
+  uint64_t turns = 0; // number of whole turns
+  uint64_t before = 0; // number of calls before the first turn
 };
 
-// Finds the shortest sequence that repeats at the end of a member's log, in at
-// least 3 turns that make up at least four fifths of the log's calls. The
-// result has no calls if there is no such sequence, or if the member lost
-// calls.
+// Finds the shortest sequence that a member's log repeats at its end. The
+// sequence must repeat at least 3 times, over at least four fifths of the log's
+// calls. The result has no calls if there is no such sequence, or if the member
+// lost calls.
 Sequence sequenceOf(const Communicator& member);
 
 } // namespace commprof::inspector

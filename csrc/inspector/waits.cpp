@@ -16,16 +16,16 @@ namespace {
 // With more ranks, a square matrix takes more than 128 MB.
 constexpr size_t kMostOfMatrix = 4096;
 
-// A time clearly exceeds the usual transfer if it is longer than kClearly times
-// the usual transfer plus kClearlyUs.
+// A time clearly exceeds the usual transfer if it is longer than kClearly *
+// usual transfer + kClearlyUs.
 constexpr double kClearly = 1.25;
 constexpr double kClearlyUs = 5;
 constexpr size_t kEnoughCalls = 10;
 
-// A call is compared with the transfers of the calls that all ranks recorded.
-// If at least this share of those transfers is shorter than the shortest time
-// of the call, and this time clearly exceeds the usual transfer, all ranks that
-// recorded the call waited.
+// The shortest time of a call is compared with the transfers of the calls that
+// all ranks recorded. If this time is longer than this share of the transfers,
+// and clearly exceeds the usual transfer, all ranks that recorded the call
+// waited.
 constexpr double kNearlyAll = 0.99;
 
 struct UsualTransfer {
@@ -35,13 +35,12 @@ struct UsualTransfer {
   // If the shortest time of a call is above this, all ranks that recorded the
   // call waited.
   double mostUs = 0;
-  // True if enough calls were recorded by all ranks. Only such calls tell
-  // whether a long time is a long transfer or waiting for a rank without a
-  // record.
+  // True if all ranks recorded enough calls. Otherwise it is not known whether
+  // a long time is a long transfer or waiting.
   bool isOfComplete = false;
 };
 
-// Keyed by size.
+// Keyed by size in bytes.
 using Usual = std::unordered_map<uint64_t, UsualTransfer>;
 
 double quantile(std::vector<float> values, double part) {
@@ -51,7 +50,7 @@ double quantile(std::vector<float> values, double part) {
   return *place;
 }
 
-// Sums up the times of calls and the waiting in them, as Waits holds them.
+// Sums up the times and the waiting of calls.
 class Ledger {
  public:
   Ledger(
@@ -78,8 +77,6 @@ class Ledger {
     }
   }
 
-  // Takes the recorded times of one call; `members[i]` has `times[i]`, and the
-  // records of the members in `lost` are lost.
   void add(
       std::span<const uint32_t> members,
       std::span<const float> times,
@@ -140,7 +137,6 @@ class Ledger {
     }
   }
 
-  // Sets `lostWaitUs`, from the number of calls in each block.
   void estimateLost(std::span<const double> callsOfBlock) {
     waits_.lostWaitUs.resize(members_ * callsOfBlock.size());
     for (size_t member = 0; member < members_; ++member) {
@@ -154,7 +150,7 @@ class Ledger {
     }
   }
 
-  // Sets `wholeTimeUs`; `missing` calls are in no log.
+  // Sets `wholeTimeUs`. `missing`: number of calls that are in no log.
   void estimateWhole(uint64_t missing) {
     const uint64_t calls = waits_.calls + missing;
     waits_.missingCalls = missing;
@@ -174,7 +170,6 @@ class Ledger {
     return lost_;
   }
 
-  // Returns the waiting that each member caused, for use in a second pass.
   std::vector<double> causedUs() const {
     std::vector<double> total(members_);
     for (size_t place = 0; place < waits_.causedUs.size(); ++place) {
@@ -287,7 +282,7 @@ class Ledger {
   std::vector<uint64_t> records_;
   LostRecords lost_;
   std::unordered_map<uint64_t, OfSize> sizes_;
-  // Shortest times of calls without a record of some rank, by size.
+  // Shortest times of the calls that some ranks did not record, by size.
   std::unordered_map<uint64_t, std::vector<float>> incomplete_;
   OfSize* newest_ = nullptr;
 };
@@ -301,12 +296,12 @@ bool isAscending(const Stream& stream) {
 }
 
 // Records of one rank, in an order that is the same on all ranks. A replayed
-// CUDA graph repeats the numbers of its capture, so equal numbers are told
-// apart by how often they came before.
+// CUDA graph repeats the numbers of its capture. Records with the same number
+// are ordered by their occurrence.
 struct Ordered {
   const Stream* stream;
   // Both lists are empty if the numbers rise from record to record. `turns`:
-  // how often each record's number came before. `order`: indices of the
+  // how often a record's number occurred before. `order`: indices of the
   // records.
   std::vector<uint32_t> turns;
   std::vector<uint32_t> order;
@@ -345,7 +340,7 @@ Ordered ordered(const Stream& stream) {
   return result;
 }
 
-// Returns the numbers that some ranks recorded more often than others: it is
+// Returns the numbers that some ranks recorded more often than others. It is
 // not known to which replay of a graph such records belong.
 std::unordered_set<uint32_t> ambiguous(std::span<const Ordered> ranks) {
   std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> least_most;
@@ -370,10 +365,9 @@ std::unordered_set<uint32_t> ambiguous(std::span<const Ordered> ranks) {
   return result;
 }
 
-// Divides the run, from its first to its last call, into equal blocks, and
-// finds the block of a call. A call is given by its key: its sequence number
-// and, in the upper 32 bits, how often this number came before
-// (Ordered::key()).
+// Divides the run into equal blocks, and finds the block of a call. A call is
+// given by its key (Ordered::key()): its sequence number and, in the upper 32
+// bits, how often this number occurred before.
 class Blocks {
  public:
   Blocks(std::span<const Ordered> ranks, uint32_t blocks) : blocks_(blocks) {
@@ -398,13 +392,14 @@ class Blocks {
     return turns_ == 1;
   }
 
-  // Number of sequence numbers from the first to the last one recorded.
+  // Returns the number of sequence numbers from the first to the last recorded
+  // one.
   uint64_t numbers() const {
     return numbers_;
   }
 
-  // Counts each sequence number after `before` and below `key` as a call of its
-  // block. Call it only if isOneTurn().
+  // Counts the sequence numbers after `before` and below `key` as calls of
+  // their blocks. Call it only if isOneTurn().
   void addBetween(uint64_t before, uint64_t key, std::span<double> calls)
       const {
     const uint64_t begin = before + 1 - first_;
@@ -424,7 +419,8 @@ class Blocks {
   }
 
  private:
-  // First number of a block, relative to the first number of all blocks.
+  // Returns the first number of a block, relative to the first number of the
+  // run.
   uint64_t firstOf(uint32_t block) const {
     return (block * numbers_ + blocks_ - 1) / blocks_;
   }
@@ -435,8 +431,8 @@ class Blocks {
   uint64_t turns_ = 1;
 };
 
-// Adds all calls, in order, to a ledger. `unclear`: sequence numbers to leave
-// out. Returns the number of calls.
+// Adds calls, in order, to a ledger. `unclear`: sequence numbers that are left
+// out of the ledger. Returns the number of all calls.
 uint64_t addCalls(
     std::span<const Ordered> members,
     const std::unordered_set<uint32_t>& unclear,
@@ -462,7 +458,7 @@ uint64_t addCalls(
     }
     ++calls;
     ++callsOfBlock[cut.of(key)];
-    // If calls are replayed, a number that no rank recorded is perhaps no call.
+    // If calls are replayed, a number that no rank recorded may be no call.
     if (before != kNone && cut.isOneTurn()) {
       cut.addBetween(before, key, callsOfBlock);
     }
@@ -530,7 +526,7 @@ Waits splitCollectives(
   const Blocks cut(members, blocks);
   Ledger ledger(members.size(), ranks, blocks);
   const uint64_t calls = addCalls(members, unclear, cut, ledger);
-  // If calls are replayed, not every sequence number need be a call.
+  // If calls are replayed, some sequence numbers may be no calls.
   const uint64_t missing = hasTurns || calls == 0 ? 0 : cut.numbers() - calls;
   ledger.estimateWhole(missing);
   const Usual usual = ledger.usualTransfers();
@@ -571,18 +567,16 @@ Waits unsplit(std::span<const Stream* const> streams) {
 
 namespace {
 
-// Records of one rank's messages with one peer, in order; null stands for a
-// lost record.
+// Records of one rank's messages, by peer and in order; null for a lost record.
 using ByPeer = std::unordered_map<int32_t, std::vector<const Record*>>;
 
-// All messages of a rank.
 struct OfRank {
   ByPeer sent;
   ByPeer received;
-  uint64_t messages = 0; // also messages without a record
+  uint64_t messages = 0; // number of messages, with or without a record
 };
 
-// Returns the number of the first message of every rank: 0 or 1.
+// Returns the sequence number of the first message: 0 or 1, equal on all ranks.
 uint32_t firstNumber(
     std::span<const Stream* const> sends,
     std::span<const Stream* const> receives) {
@@ -595,7 +589,7 @@ uint32_t firstNumber(
   return first;
 }
 
-// `first`: number of the first message of every rank.
+// `first`: result of firstNumber().
 OfRank messagesOf(const Stream* sends, const Stream* receives, uint32_t first) {
   OfRank of;
   const std::vector<Message> recorded = byNumber(sends, receives);
@@ -611,8 +605,8 @@ OfRank messagesOf(const Stream* sends, const Stream* receives, uint32_t first) {
   return of;
 }
 
-// For messages whose other end is not recorded: adds up the time beyond the
-// usual time of messages of this size, as waiting for an unknown rank.
+// Collects messages whose other end is not recorded. The time beyond the usual
+// time of messages of the same size counts as waiting for an unknown rank.
 class Unpaired {
  public:
   void add(const Record& record, uint32_t member, uint32_t block) {
@@ -652,8 +646,7 @@ bool isLost(const Record* record) {
   return record == nullptr;
 }
 
-// True if the messages at the same place in both lists have equal sizes, as far
-// as their records are not lost.
+// Lost records are ignored.
 bool haveEqualSizes(const MessagePair& pair) {
   return std::equal(
       pair.records[0].begin(),
@@ -665,9 +658,9 @@ bool haveEqualSizes(const MessagePair& pair) {
       });
 }
 
-// Makes the lists of a pair equally long. False if the lists cannot be of the
-// same messages: if sizes of messages differ, or if the lists differ in length
-// although no record is lost.
+// Makes the two lists of a pair equally long. Returns false if the lists cannot
+// be of the same messages: sizes differ, or the lengths differ although no
+// record is lost.
 bool makeAlike(MessagePair& pair) {
   auto& [sent, received] = pair.records;
   if (sent.size() != received.size() &&
@@ -718,7 +711,6 @@ uint64_t addMessages(
   return matched;
 }
 
-// Sets `wholeTimeUs` of messages, including messages without a match.
 void estimateWholeOfMessages(
     std::span<const OfRank> ranks,
     std::span<const Stream* const> sends,
@@ -750,8 +742,8 @@ void estimateWholeOfMessages(
 }
 
 // Returns a ledger with the messages of all pairs. If the first pass finds
-// usual transfers, adds the messages again in a second pass that uses them.
-// Sets `matched` to the number of records of these messages.
+// usual transfers, a second pass uses them. Sets `matched` to the number of
+// records of these messages.
 Ledger ledgerOf(
     size_t members,
     std::span<const MessagePair> pairs,
@@ -787,7 +779,8 @@ Waits splitMessages(
     }
   }
   std::vector<MessagePair> pairs;
-  // Pairs of a member and a peer whose sends, or recvs, have been matched.
+  // Pairs of a member and a peer: [0] sends were matched, [1] recvs were
+  // matched.
   std::set<std::pair<uint32_t, int64_t>> paired[2];
   for (uint32_t i = 0; i < members.size(); ++i) {
     for (auto& [peer, sent] : ranks[i].sent) {

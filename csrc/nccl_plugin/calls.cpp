@@ -10,8 +10,7 @@ namespace {
 using Entry = ValueOfUse<ApiCall>;
 
 struct CapturedEntry : Entry {
-  // `part` of the first operation of each replay; 0: the call was never
-  // replayed.
+  // `part` of the operation that begins each replay; 0 before the first replay.
   std::atomic<uint32_t> first_part{0};
   std::atomic<uint32_t> replays{0};
 

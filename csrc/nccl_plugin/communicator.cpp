@@ -16,16 +16,16 @@ namespace commprof::nccl {
 
 namespace {
 
-// Number of peers whose messages are counted under version 3 of the interface,
-// which does not tell how many ranks there are.
+// Number of peers whose messages are counted if the number of ranks is not
+// known, as in version 3 of the interface.
 constexpr int kPeersOfUnknown = 1024;
 
 struct Registry {
   std::mutex mutex;
   std::vector<Communicator*> opened;
   std::deque<Communicator*> closed; // in order of closing
-  uint32_t groups = 0; // number of groups described so far
-  uint32_t communicators = 0; // number of communicators so far
+  uint32_t groups = 0;
+  uint32_t communicators = 0;
 };
 
 // Never destroyed: NCCL may finalise after static objects are gone.
@@ -34,8 +34,8 @@ Registry& registry() {
   return *made;
 }
 
-// Storage for communicators. Each communicator is constructed in its place when
-// it is first needed.
+// Storage for communicators. A communicator is constructed when it is first
+// needed.
 constexpr int kMost = kMaxCommunicators + kQuarantine + 2;
 alignas(Communicator) std::byte g_storage[kMost][sizeof(Communicator)];
 std::atomic<int> g_made{0};
@@ -135,8 +135,8 @@ void Communicator::describeSelf() const {
 void Communicator::describe(Origin origin) {
   std::atomic<uint32_t>& group = groups[size_t(origin)];
   if (isJoined() || group.load() != 0) {
-    // Described already; or the trace is that of commprof's capture, which adds
-    // torch's process groups itself.
+    // Described already, or the trace belongs to commprof's capture, which adds
+    // torch's process groups.
     return;
   }
   Registry& all = registry();

@@ -1,5 +1,5 @@
-// Communicators of this process. In a trace that the plugin writes by itself,
-// each communicator is also recorded as a process group.
+// Communicators of this process. In the plugin's own trace, each communicator
+// is also recorded as a process group.
 #pragma once
 
 #include <atomic>
@@ -13,30 +13,33 @@
 
 namespace commprof::nccl {
 
-// Where an operation comes from. Events of replays come in another thread than
-// events of calls, and their order differs between ranks. So replays have their
-// own sequence numbers, in a process group of their own.
+// Whether an operation comes from a call or from a replay of a CUDA graph. The
+// order of calls and replays differs between ranks. So replays have their own
+// sequence numbers, and a process group of their own.
 enum class Origin : uint8_t { kCall, kReplay };
 
-// NCCL's context of a communicator. Never destroyed, since NCCL may use it
-// after finalize(); reused after kQuarantine others were finalised.
+// NCCL's context of a communicator. Never destroyed, because NCCL may use it
+// after finalize(). It is reused after kQuarantine other communicators were
+// finalised.
 struct Communicator {
-  // Value of `rank` or `ranks` if version 3 of the interface has not told it.
+  // Value of `rank` or `ranks` if it is not known, in version 3 of the
+  // interface.
   static constexpr int kUnknown = -1;
 
-  // Null if the context is no Communicator: it may belong to the user's plugin,
-  // or to another process (PXN) and then is no address in this process.
+  // Returns null if the context is not a Communicator of this process. It may
+  // belong to the user's plugin or, with PXN, to another process.
   static Communicator* of(void* context) noexcept;
 
   std::atomic<uint32_t> generation{0}; // increases with each use of this object
   std::atomic<bool> open{false};
   std::atomic<int> rank{kUnknown};
   int ranks = kUnknown;
-  uint32_t number = 0; // id in the trace, from 1; never used again
-  // Whether the user's plugin knows the communicator, and under which context.
+  uint32_t number = 0; // id in the trace, from 1; never reused
+  // `passed_on`: true if the user's plugin knows the communicator.
+  // `users_context`: the communicator's context in that plugin.
   std::atomic<bool> passed_on{false};
   std::atomic<void*> users_context{nullptr};
-  // Ids in the trace's table of groups, by Origin; 0: not described yet.
+  // Ids of the process groups in the trace, by Origin; 0: not described yet.
   std::atomic<uint32_t> groups[2]{};
 
   // Returns the sequence number of the next collective, equal on all ranks.
@@ -46,7 +49,7 @@ struct Communicator {
   // Returns the sequence number of the next message to or from a peer, equal on
   // both ranks.
   uint32_t nextMessage(Origin origin, Op op, int peer) noexcept;
-  // As GpuClock::add().
+  // See GpuClock::add().
   bool sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;
   // Converts a time of the GPU. Requires an earlier call of sawGpuTime().
   uint64_t gpuToHost(uint64_t gpu_ns) noexcept;
@@ -54,7 +57,6 @@ struct Communicator {
   // it is there already. Allocates.
   void describe(Origin origin);
 
-  // True if this communicator has the given id.
   bool isOf(uint64_t id) const noexcept {
     return rank.load() != kUnknown && id_ == id;
   }
@@ -66,8 +68,9 @@ struct Communicator {
   friend bool nameCommunicator(Communicator&, uint64_t, const char*, int);
 
   std::atomic<uint32_t> collectives_[2]{};
-  // Counters [origin][sent?][peer], in arrays that double in size. Old arrays
-  // are kept, because a thread may still count in them.
+  // Counters [origin][is send][peer]. If there are too few counters, a larger
+  // array is made. Old arrays are kept, because a thread may still count in
+  // them.
   std::vector<std::unique_ptr<std::atomic<uint32_t>[]>> kept_;
   std::atomic<std::atomic<uint32_t>*> messages_{nullptr};
   std::atomic<int> room_{0};
@@ -83,17 +86,17 @@ inline constexpr int kQuarantine = 256;
 
 // Returns a communicator for init(); null if there are too many.
 Communicator* openCommunicator(int ranks);
-// Names a communicator that has no name yet. In version 3 of the interface, the
-// name comes with the communicator's first operation. If this process already
-// has another rank of the same communicator, returns false and records nothing
-// of this rank, because a trace holds one rank.
+// Names a communicator, once. In version 3 of the interface, the name comes
+// with the communicator's first operation. Returns false if this process
+// already has another rank of the same communicator. Nothing of this rank is
+// then recorded, because a trace holds one rank.
 bool nameCommunicator(
     Communicator& communicator,
     uint64_t id,
     const char* name,
     int rank);
-// Returns the context for communicators that this plugin does not record and
-// for which the user's plugin made no context.
+// Returns the context for communicators that this plugin does not record, if
+// the user's plugin made no context.
 Communicator* unrecordedCommunicator() noexcept;
 // Returns true if no communicator is open any more.
 bool closeCommunicator(Communicator& communicator) noexcept;

@@ -6,8 +6,7 @@
 
 namespace commprof::nccl {
 
-// False for a time that no clock can show: NCCL read it from memory that was
-// not written.
+// False if NCCL read the time from memory that was not written.
 static bool isTime(uint64_t ns) noexcept {
   return ns < (uint64_t(1) << 62);
 }
@@ -31,8 +30,8 @@ bool GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
   }
   const bool lasts = side > 0 || int64_t(host_ns - strange_since_ns_) > kLateNs;
   near_ += side == 0 ? 1 : 0;
-  // As long as few differences were near the line, all of them may come from
-  // long delays. So a single one far below the line begins a new line.
+  // If only few differences were near the line, all of these may come from long
+  // delays. Then a single difference far below the line begins a new line.
   const bool corrects = side > 0 && near_ < uint64_t(kStrangeInARow);
   if (corrects || (side != 0 && ++strange_ >= kStrangeInARow && lasts)) {
     begin(gpu, difference, bucket);
@@ -44,8 +43,8 @@ bool GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
   if (below > 0) {
     through_.difference_ns -= below;
   }
-  // Threads may report times out of order. A time of an earlier bucket then
-  // counts in the newest one.
+  // Threads may report times out of order. A time of an earlier bucket counts
+  // in the newest bucket.
   if (bucket > newest_) {
     newest_ = bucket;
     next_ = (next_ + 1) % kBuckets;
@@ -83,8 +82,8 @@ void GpuClock::begin(
   drift_ = 0.0;
 }
 
-// Called once per bucket, when the newest bucket has only one point. Finds the
-// edge of the hull over the middle of the window.
+// Finds the edge of the lower hull over the middle of the window. Called once
+// per bucket, when the newest bucket has only one point.
 void GpuClock::fit() noexcept {
   std::array<Point, kBuckets> sorted{};
   const int count = points_ - 1;

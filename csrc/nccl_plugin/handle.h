@@ -1,7 +1,7 @@
-// Handles of events. A handle is a number and never an address: NCCL may use a
+// Handles of events. A handle is a number and not an address: NCCL may use a
 // handle after it has stopped the event, stop an event twice, or pass a handle
-// to another process. A handle whose slot was reused is ignored. Handles of the
-// user's own plugin (user_plugin.h) may be addresses.
+// to another process. A handle is ignored if its slot was reused. Handles of
+// the user's own plugin (user_plugin.h) may be addresses.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ enum class Tag : uint8_t {
 
 // Largest numbers of slots in use at a time.
 inline constexpr uint32_t kCalls = 1 << 12;
-// Largest number of captured calls in the whole life of the process, since each
-// keeps its slot.
+// Largest number of captured calls in the life of the process. Their slots are
+// never reused.
 inline constexpr uint32_t kCapturedCalls = 1 << 16;
 inline constexpr uint32_t kOperations = 1 << 14;
 inline constexpr uint32_t kMaxChannels = 128; // of one operation
@@ -37,9 +37,8 @@ inline constexpr uint32_t kStepsInFlight = 8; // of a transfer (NCCL_STEPS)
 class Handle {
  public:
   constexpr Handle() = default;
-  // `channel`: 7 bits; for a step: its place among the steps in flight. `slot`:
-  // 24 bits. `use`: how often the slot had been used before; 30 bits, wraps
-  // around.
+  // `channel`: 7 bits; for a step, its place among the steps in flight. `slot`:
+  // 24 bits. `use`: number of earlier uses of the slot; 30 bits, wraps around.
   constexpr Handle(Tag tag, uint8_t channel, uint32_t slot, uint32_t use)
       : bits_(
             uint64_t(tag) | uint64_t(channel & 127) << 3 |
@@ -75,22 +74,22 @@ class Handle {
 // Bits of Handle::use that a handle holds.
 inline constexpr uint32_t kUseMask = (1u << 30) - 1;
 
-// The next slot of a table whose slots are used in turn.
+// The next slot of a table whose slots are used one after the other.
 struct Turn {
   uint32_t slot;
-  uint32_t use; // how often the slot had been used before, as in a handle
+  uint32_t use; // number of earlier uses of the slot, as in a handle
 };
 inline Turn nextTurn(std::atomic<uint64_t>& taken, uint32_t slots) noexcept {
   const uint64_t ticket = taken.fetch_add(1, std::memory_order_relaxed);
   return {uint32_t(ticket % slots), uint32_t(ticket / slots) & kUseMask};
 }
 
-// A value in a slot that any thread may read while another thread replaces it.
-// All zero bytes are a valid object that holds no value.
+// A value that any thread may read while another thread replaces it. An object
+// of zero bytes is valid and holds no value.
 template <class Value>
 class ValueOfUse {
  public:
-  // `use`: the same as in the value's handle.
+  // `use`: as in the value's handle.
   void write(const Value& value, uint32_t use) noexcept {
     std::array<uint64_t, kWords> words{};
     std::memcpy(words.data(), &value, sizeof(value));
@@ -116,11 +115,11 @@ class ValueOfUse {
  private:
   static_assert(std::is_trivially_copyable_v<Value>);
   static constexpr size_t kWords = (sizeof(Value) + 7) / 8;
-  std::atomic<uint32_t> written_{0}; // use of the value plus 1; 0: being set
+  std::atomic<uint32_t> written_{0}; // use of the value plus 1; 0: no value
   std::array<std::atomic<uint64_t>, kWords> words_{};
 };
 
-// Holds a slot for a few instructions.
+// Holds a spin lock, for a few instructions.
 class Held {
  public:
   explicit Held(std::atomic_flag& flag) noexcept : flag_(flag) {

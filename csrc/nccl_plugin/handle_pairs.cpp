@@ -12,10 +12,9 @@ namespace {
 
 constexpr uint32_t kUsersOnly = 1 << 14; // number of slots for Tag::kUsers
 
-// The handle of the user's plugin, kept beside this plugin's handle.
 using UsersHandle = ValueOfUse<void*>;
 
-// For each tag: its number of slots, and of handles in each slot.
+// Number of slots of a tag, and number of handles per slot.
 struct Room {
   uint32_t slots;
   uint32_t of_slot;
@@ -31,7 +30,7 @@ constexpr std::array<Room, 8> kRooms = {{
     {kUsersOnly, 1},
 }};
 
-// The place of each tag's first pair, then the number of all pairs.
+// Index of each tag's first pair. The last element is the number of all pairs.
 constexpr std::array<size_t, 9> kFirst = [] {
   std::array<size_t, 9> first{};
   for (size_t tag = 0; tag < kRooms.size(); ++tag) {
@@ -41,8 +40,7 @@ constexpr std::array<size_t, 9> kFirst = [] {
   return first;
 }();
 
-// Mapped when the user's plugin is loaded; pages take memory when they are
-// first used.
+// Mapped when the user's plugin is loaded. A page takes memory once it is used.
 std::atomic<UsersHandle*> g_pairs{nullptr};
 std::atomic<uint64_t> g_users_only{0};
 

@@ -1,23 +1,22 @@
 // Joins this plugin's handle of an event and the handle of the user's plugin
-// (user_plugin.h) into one handle for NCCL. If this plugin has no handle, NCCL
-// gets the handle of the user's plugin. Otherwise NCCL gets this plugin's
-// handle, and the user's handle is kept beside it for as long as this plugin
-// knows its own.
+// (user_plugin.h) into one handle for NCCL. NCCL gets this plugin's handle, and
+// the user's handle is stored beside it. If this plugin has no handle, NCCL
+// gets the user's handle.
 //
-// No function but the first allocates, locks or calls into the system.
+// Only mapHandlePairs() allocates, locks or makes system calls.
 #pragma once
 
 #include "nccl_plugin/handle.h"
 
 namespace commprof::nccl {
 
-// Makes room, once; without room no user's handle is kept. Throws
-// std::runtime_error if there is no memory.
+// Makes room for the user's handles, once. Without room, these handles are not
+// kept. Throws std::runtime_error if there is no memory.
 void mapHandlePairs();
 // Returns the handle that NCCL gets.
 void* joinHandles(Handle ours, void* users) noexcept;
-// Returns the user's handle of an event; null if there is none, or if it is no
-// longer known.
+// Returns the user's handle of an event. Null if there is none, or if the slot
+// was reused.
 void* usersHandle(void* joined) noexcept;
 
 } // namespace commprof::nccl

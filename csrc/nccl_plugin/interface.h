@@ -1,11 +1,11 @@
 // The part of NCCL's profiler interface that the plugin uses, versions 3 to 7,
-// described in our own words. The source for versions up to 6 is NVIDIA/nccl up
-// to 2.30; for version 7 it is the debug information of the library in
-// nvidia-nccl-cu12 2.32.3. `make nccl-matrix` checks this description through
-// the loaders and adapters inside NCCL.
+// in our own words. The source for versions up to 6 is NVIDIA/nccl up to 2.30.
+// The source for version 7 is the debug information of the library in
+// nvidia-nccl-cu12 2.32.3. `make nccl-matrix` checks the description with the
+// loaders and adapters inside NCCL.
 //
-// NCCL looks up a table ncclProfiler_v<N> for the highest N that it knows:
-// version 3 came with NCCL 2.26, 4 with 2.27, 5 with 2.28, 6 with 2.29, 7 with
+// NCCL looks up a table ncclProfiler_v<N> for the highest N that it knows.
+// Version 3 came with NCCL 2.26, 4 with 2.27, 5 with 2.28, 6 with 2.29, 7 with
 // 2.31.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace commprof::nccl {
 using Result = int; // ncclResult_t
 inline constexpr Result kSuccess = 0;
 
-// Bits of the mask of events; also the type in a descriptor.
+// Types of events, which are also the bits of the mask of events.
 inline constexpr uint64_t kGroup = 1 << 0; // kernels launched together
 inline constexpr uint64_t kColl = 1 << 1; // a collective of a launched kernel
 inline constexpr uint64_t kP2p = 1 << 2; // a message of a launched kernel
@@ -38,8 +38,8 @@ inline constexpr uint64_t kCeSync = 1 << 13;
 inline constexpr uint64_t kCeBatch = 1 << 14;
 inline constexpr uint64_t kKernelPhase = 1 << 15; // from version 7 on
 
-// True if NCCL reports events of `type` to a plugin that asks for the events in
-// `mask`. NCCL also reports events whose children are asked for.
+// True if NCCL reports events of `type` to a plugin with this mask. NCCL also
+// reports the parents of the events in the mask.
 constexpr bool isTold(uint64_t type, int mask, int version) {
   constexpr uint64_t kOfProxyStep = kProxyStep | kNetPlugin;
   constexpr uint64_t kOfProxyOp = kProxyOp | kOfProxyStep;
@@ -66,8 +66,8 @@ constexpr bool isTold(uint64_t type, int mask, int version) {
       kCeSync,
       kCeBatch,
       kKernelPhase};
-  // For each version from 3 on: the bit of the first event that this version
-  // does not have.
+  // For each version from 3 on: the first type of event that the version does
+  // not have.
   constexpr uint64_t kNewer[] = {
       kGroupApi, kGroupApi, kCeColl, kKernelPhase, 2 * kKernelPhase};
   const uint64_t newer = kNewer[version - 3];
@@ -78,9 +78,9 @@ constexpr bool isTold(uint64_t type, int mask, int version) {
 
 // State of a kKernelCh event: its kernel has ended on this channel.
 inline constexpr int kKernelChStop = 22;
-// States of a kProxyStep event, in order: first the states of a buffer to be
-// sent, then the states of a buffer to be received. kSendPeerWait, new in
-// version 4, is reported at each try to send.
+// States of a kProxyStep event, in order: first for a buffer to be sent, then
+// for a buffer to be received. kSendPeerWait is new in version 4. It is
+// reported at each try to send.
 inline constexpr int kSendGpuWait = 8; // the GPU has to fill the buffer
 // The peer has to be ready for the data.
 inline constexpr int kSendPeerWait = 20;
@@ -107,8 +107,8 @@ struct P2pApiFields {
   bool graph_captured;
 };
 
-// The fields of a collective by copy engines. The fields of any other
-// collective begin with the same ones.
+// Fields of a collective by copy engines. The fields of other collectives begin
+// in the same way.
 struct CeCollFields {
   uint64_t seq; // counted per communicator and function
   const char* func;
@@ -151,7 +151,7 @@ struct InGroup {
   void* group;
 };
 
-// Version 4 adds nothing to the fields.
+// Version 4 adds nothing to the fields of an operation.
 template <class Fields>
 struct Alone {
   Fields fields;
@@ -175,8 +175,8 @@ struct KernelChFields {
   uint64_t gpu_ns; // the GPU's globaltimer at the start; not set in version 3
 };
 
-// What an event is. Versions 5 to 7 added fields at the end of some events;
-// those fields are not used here.
+// Describes an event. Versions 5 to 7 added fields at the end of some events.
+// These fields are not used here.
 template <class EventType, template <class> class Operation>
 struct Descriptor {
   EventType type;
@@ -208,8 +208,8 @@ union StateArgs {
 
 using Logger = void (*)(int, unsigned long, const char*, int, const char*, ...);
 
-// The table that a plugin exports. NCCL may call all functions but init() and
-// finalize() from any thread, also from one of CUDA's callbacks.
+// The table that a plugin exports. NCCL may call all functions except init()
+// and finalize() from any thread, also from a callback of CUDA.
 template <class Init, class Event>
 struct Table {
   const char* name;

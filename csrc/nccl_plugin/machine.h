@@ -1,6 +1,6 @@
-// Facts about this process and its machine, for a trace's metadata;
-// commprof/trace/documents.py describes the keys of the metadata. A fact that
-// cannot be found is an empty text.
+// Facts about this process and its machine, for a trace's metadata.
+// commprof/trace/documents.py describes the keys. An unknown fact is an empty
+// text.
 #pragma once
 
 #include <sched.h>

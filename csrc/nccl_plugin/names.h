@@ -1,5 +1,5 @@
-// Translates NCCL's words for operations, types of elements, algorithms and
-// protocols to the codes that stand for them in the trace.
+// Translates NCCL's names of operations, data types, algorithms and protocols
+// to the codes in the trace.
 #pragma once
 
 #include <array>

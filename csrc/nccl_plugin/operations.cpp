@@ -13,7 +13,7 @@ namespace commprof::nccl {
 
 namespace {
 
-// The times at which the channels of an operation began, or at which they
+// Times at which the channels of an operation began, or times at which they
 // ended.
 struct Moments {
   std::bitset<kMaxChannels> channels;
@@ -32,7 +32,6 @@ struct Moments {
   }
 };
 
-// The operation in a slot.
 struct Operation {
   bool pending = false;
   Communicator* communicator = nullptr;
@@ -40,14 +39,14 @@ struct Operation {
   Launched launched;
   Moments begins;
   Moments ends;
-  // A channel ended before it began, only some channels have times of the GPU,
-  // or the GPU's clock was set meanwhile.
+  // The times cannot be used: a channel ended before it began, only some
+  // channels have times of the GPU, or the GPU's clock was set meanwhile.
   bool contradictory = false;
   bool timed = false; // the times are the GPU's, not the host's
 };
 
 struct Slot {
-  // Held for a few instructions. Threads of NCCL's proxy wait for it; a thread
+  // Lock for a few instructions. Threads of NCCL's proxy wait for it. A thread
   // that begins an operation takes the next slot instead.
   std::atomic_flag used;
   uint32_t use = 0;
@@ -67,8 +66,8 @@ uint64_t onHost(const Operation& operation, uint64_t time_ns) noexcept {
   return operation.timed ? operation.communicator->gpuToHost(time_ns) : time_ns;
 }
 
-// Packs two durations into one field of 64 bits, 32 bits each. A longer
-// duration is stored as the largest one that fits.
+// Packs two durations into 64 bits, 32 bits each. If a duration does not fit,
+// the largest value is stored.
 uint64_t packed(uint64_t high_ns, uint64_t low_ns) noexcept {
   constexpr uint64_t kMost = UINT32_MAX;
   return std::min(high_ns, kMost) << 32 | std::min(low_ns, kMost);
@@ -80,7 +79,7 @@ void complete(Operation& operation) noexcept {
   Record op = operation.launched.op;
   op.timestamp_ns = onHost(operation, operation.begins.first_ns);
   // A kernel cannot begin before its call or, in a CUDA graph, before the
-  // graph's replay. If it seems to, the GPU's clock was set back.
+  // replay. An earlier begin means that the GPU's clock was set back.
   const auto after_ns = int64_t(op.timestamp_ns - operation.launched.issue_ns);
   if (after_ns < -GpuClock::kStrangeNs) {
     recordUntimed(operation.launched);
@@ -144,8 +143,8 @@ void recordUntimed(const Launched& launched) noexcept {
 Handle beginOperation(
     Communicator& communicator,
     const Launched& launched) noexcept {
-  // This many tries find a free slot, because other threads never hold so many
-  // consecutive slots at once.
+  // Other threads never hold this many consecutive slots at the same time, so
+  // one of these tries finds a free slot.
   constexpr int kTries = 8;
   for (int i = 0; i < kTries; ++i) {
     const Turn turn = nextTurn(g_begun, kOperations);

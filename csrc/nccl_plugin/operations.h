@@ -1,8 +1,8 @@
 // Collectives and messages of launched kernels, from their start on the host
 // until all channels of their kernels have ended.
 //
-// They live in a table of fixed size whose slots are used in turn: an operation
-// that is never completed loses its slot to a later operation. No function
+// Operations are in a table of fixed size. Its slots are reused in order, so an
+// operation that is never completed loses its slot to a later one. No function
 // allocates, throws, waits or makes system calls.
 #pragma once
 
@@ -14,17 +14,15 @@
 
 namespace commprof::nccl {
 
-// Number of channels of an operation's kernel.
 struct Channels {
   uint8_t most = 0; // as NCCL reports; 0: not known
-  // An operation is not complete before this many channels have ended. If
-  // between `least` and `most` channels have ended when its slot or its
+  // If at least this many channels have ended when the operation's slot or
   // communicator is given up, the operation counts as complete.
   uint8_t least = 0;
 };
 
-// An operation of a launched kernel, as all versions of the interface describe
-// it.
+// An operation of a launched kernel, in the same form for all versions of the
+// interface.
 struct Launched {
   Record op; // kind kNcclOp; times are not set
   uint64_t issue_ns = 0;
@@ -46,8 +44,8 @@ struct OperationId {
 OperationId idOf(Handle operation) noexcept;
 
 // Call these when an operation's kernel has begun or ended on a channel.
-// `gpu_ns` is the time of this by the GPU's clock. If it is 0, the time is not
-// known, and the time of the call of this function counts.
+// `gpu_ns`: time of the begin or end by the GPU's clock. If it is 0, the time
+// of this call is used.
 Handle beginChannel(
     Handle operation,
     uint8_t channel,

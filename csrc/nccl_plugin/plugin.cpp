@@ -3,10 +3,10 @@
 // channels.
 //
 // The record path (begin and end of events) does not allocate, lock or make
-// system calls once a thread has its ring: see core/recorder.h. The tables and
-// the translation are in one file, because all versions share the translations,
-// and the module of commprof's capture compiles the file again to export the
-// tables itself.
+// system calls once a thread has its ring (core/recorder.h). The tables and the
+// translation are in one file for two reasons: all versions share the
+// translation, and the module of commprof's capture compiles the file again to
+// export the tables itself.
 #include <atomic>
 #include <cstdio>
 #include <exception>
@@ -31,9 +31,8 @@ namespace commprof::nccl {
 
 namespace {
 
-// Bits of the mask by which a plugin requests events from NCCL: those for
-// events of operations, which depend on the version of the interface, and those
-// for events of the proxy.
+// Bits of the mask by which a plugin requests events of operations. They depend
+// on the version of the interface.
 constexpr uint64_t operationsOf(int version) {
   return kColl | kP2p | (version >= 5 ? kCollApi | kP2pApi : 0) |
       (version >= 6 ? kCeColl : 0);
@@ -54,10 +53,10 @@ void guarded(Body body) noexcept {
 
 // ---- Communicators
 
-// Returns the events to request from NCCL. From version 7 of the interface on
-// (NCCL 2.31), NCCL polls kernels in a thread of its own, which slows
-// collectives down: events of kernels are then requested only if the user asks
-// for them.
+// Returns the mask of the events to request from NCCL. From version 7 of the
+// interface on (NCCL 2.31), NCCL polls kernels in a separate thread, which
+// slows collectives down. Events of kernels are then requested only if the user
+// asks for them.
 template <int version>
 int eventsAskedFor() {
   Level level = levelFromEnvironment();
@@ -190,12 +189,12 @@ Result finalize(void* context) {
 
 // ---- Operations
 
-// The parts of a launched operation that each version of the interface reports
-// differently.
+// What each version of the interface reports in its own way about a launched
+// operation.
 struct Told {
   const char* func;
   const char* datatype;
-  uint64_t count; // as in the function's call
+  uint64_t count; // count argument of the call
   int root_or_peer;
   Channels channels;
   uint8_t algorithm = 0; // index in kAlgorithms
@@ -203,8 +202,8 @@ struct Told {
   bool has_kernel = true;
 };
 
-// Sets the bytes of a call's input and output. For an all-gather's output and a
-// reduce-scatter's input, they stay 0 if the number of ranks is not known.
+// Sets the bytes of a call's input and output. If the number of ranks is not
+// known, sizes that depend on it stay 0.
 void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
   const uint64_t all =
       ranks == Communicator::kUnknown ? 0 : size * uint64_t(ranks);
@@ -228,9 +227,9 @@ void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
   }
 }
 
-// Pushes a record of the call that launched an operation. Only used for a trace
-// of the plugin's own: if the plugin is a part of commprof's capture, capture
-// records the calls of torch.
+// Pushes a record of the call that launched an operation, to the plugin's own
+// trace. If the plugin is a part of commprof's capture, capture records the
+// calls of torch instead.
 void pushIssue(
     const Communicator& communicator,
     const Launched& launched,
@@ -296,8 +295,9 @@ Handle begin(
   return beginOperation(communicator, launched);
 }
 
-// A message is cut into parts of whole 4 KiB pages, one for each channel; the
-// last channels may get none.
+// Returns the number of channels that carry data. A message is cut into parts
+// of whole 4 KiB pages, one for each channel. The last channels may get no
+// part.
 uint8_t channelsWithData(uint64_t size, uint8_t channels) noexcept {
   if (channels == 0 || size == 0) {
     return channels;
@@ -338,8 +338,8 @@ Told told(const CeCollFields& coll) noexcept {
   return of_coll;
 }
 
-// Returns the call that this thread is making. Its op_id identifies the
-// operation that capture recorded for the call; 0 if there is none.
+// Returns the call that this thread is making. Its op_id is that of the
+// operation that capture recorded for the call, or 0.
 ApiCall callNow(const char* datatype) noexcept {
   return {nowNs(), Recorder::threadId(), datatypeOf(datatype), t_current_op};
 }
@@ -357,7 +357,6 @@ Handle beginCall(
 
 // ---- Events
 
-// Version 3 names the communicator in each operation.
 template <class Fields>
 void nameFrom(Communicator& communicator, const Fields& fields, int rank) {
   if (communicator.rank.load(std::memory_order_relaxed) ==
@@ -369,8 +368,8 @@ void nameFrom(Communicator& communicator, const Fields& fields, int rank) {
   }
 }
 
-// Begins events of the proxy. An event of another process's operation (PXN) has
-// that process's context and handles, which are not valid here.
+// Begins an event of the proxy. If the operation belongs to another process
+// (PXN), the context and the handles in the event are not valid here.
 template <class Event>
 Handle beginProxyEvent(
     const Communicator* communicator,
@@ -456,8 +455,6 @@ Result startEvent(void* context, void** handle, Event* event) {
   return kSuccess;
 }
 
-// If the user's plugin has a handle of the event, calls `tell` with that plugin
-// and that handle.
 template <int version, class Tell>
 Result tellUser(void* pointer, Tell tell) {
   if (UserPlugin* user = UserPlugin::of(version)) {
@@ -468,13 +465,13 @@ Result tellUser(void* pointer, Tell tell) {
   return kSuccess;
 }
 
-// When NCCL stops the event of a call or of an operation, the operation has
-// only been enqueued.
+// If NCCL stops the event of a call or an operation, the operation has only
+// been enqueued.
 template <int version>
 Result stopEvent(void* pointer) {
   const Handle handle = Handle::of(pointer);
   if (version == 3 && isOn()) {
-    endChannel(handle, 0); // no effect on other handles
+    endChannel(handle, 0); // ignores other handles
   } else if (handle.tag() == Tag::kStep && isOn()) {
     endStep(handle);
   } else if (handle.tag() == Tag::kTransfer && isOn()) {

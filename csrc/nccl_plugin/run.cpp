@@ -50,7 +50,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Returns -1 if a text is no whole number of at most `most_digits` digits.
+// Returns -1 if the text is not a whole number of at most `most_digits` digits.
 int64_t wholeNumber(const std::string& text, size_t most_digits = 9) {
   const bool digits = !text.empty() && text.size() <= most_digits &&
       text.find_first_not_of("0123456789") == std::string::npos;
@@ -75,8 +75,8 @@ std::string datatypesJson() {
 
 #define COMMPROF_NAME(name, text, ...) text, // for a table of record.h
 
-// Returns the JSON members about this process, which are in the trace's
-// metadata and in the owner file of the rings.
+// Returns JSON members that describe this process, for the trace's metadata and
+// for the owner file of the rings.
 std::string processJson() {
   timespec realtime;
   clock_gettime(CLOCK_REALTIME, &realtime);
@@ -114,7 +114,8 @@ std::string metadataJson(
       ", \"hooks\": [], \"elastic_run_id\": " + jsonString(elastic) + "}";
 }
 
-// Takes the trace's name, so that no other process writes to the same file.
+// Creates the trace file. Throws if the file exists, because another process
+// may be writing to it.
 void claim(const std::string& path) {
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666);
   if (file >= 0) {
@@ -150,9 +151,9 @@ std::string ringPrefix() {
       std::to_string(getpid()) + "-" + token + "-";
 }
 
-// Path of the file that names the rings' process and trace; empty if there is
-// none. commprof/trace/ring.py reads this file; without it, the rings of a
-// killed process would never be removed.
+// Path of the file that describes the process of the rings; empty if there is
+// none. commprof/trace/ring.py needs it to remove the rings of a killed
+// process.
 std::string g_owner;
 
 void writeOwner(const RecorderOptions& options, const std::string& process) {
@@ -309,7 +310,7 @@ std::optional<Place> placeFromLauncher() {
       return launched;
     }
   }
-  // Slurm's own steps, which are no tasks of srun, have ids just below 2**32.
+  // Steps that srun did not start have ids just below 2**32.
   const int64_t step = wholeNumber(variable("SLURM_STEP_ID"), 10);
   if (step >= 0 && step < 0xffff'fff0) {
     const bool of_step = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr;

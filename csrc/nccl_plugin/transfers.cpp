@@ -10,9 +10,9 @@ namespace commprof::nccl {
 
 namespace {
 
-// What a step waits for. If several steps wait for different things, the one
-// listed first counts. A send waits for the network, the peer, or the GPU; a
-// receive waits for arrival, the flush, or the GPU.
+// What a step waits for. If steps wait for different things, the one listed
+// first counts. A send waits for the network, the peer or the GPU. A receive
+// waits for arrival, the flush or the GPU.
 enum class Awaits : uint8_t { kNothing, kTransport, kPeerOrFlush, kGpu };
 
 Awaits awaitedIn(int state) noexcept {
@@ -64,8 +64,7 @@ struct Transfer {
 constinit std::array<Transfer, kTransfers> g_transfers{};
 std::atomic<uint64_t> g_transfers_begun{0};
 
-// Calls `body` with the transfer of a handle, if the transfer is still in its
-// slot.
+// Calls `body` with the transfer of a handle, if the transfer is pending.
 template <class Body>
 void withTransfer(Handle handle, Body body) noexcept {
   if (handle.slot() >= kTransfers) {
@@ -90,8 +89,8 @@ Handle beginTransfer(
     return {};
   }
   if (transfer.pending) {
-    // An earlier transfer in this slot did not end: its communicator was
-    // aborted.
+    // The earlier transfer in this slot did not end, because its communicator
+    // was aborted.
     Recorder::instance().countDropped();
   }
   transfer.pending = true;

@@ -1,13 +1,13 @@
-// Transfers: what NCCL's proxy sends to one peer, or receives from it, for one
-// channel of an operation, step by step through the buffers that the GPU fills
-// or empties. Several steps are in flight at a time.
+// Transfers by NCCL's proxy. In a transfer, one channel of an operation sends
+// to one peer, or receives from it. The transfer has steps; in each step, the
+// GPU fills or empties a buffer. Several steps are in flight at a time.
 //
 // The time from the begin of the first step to the end of the last step is
 // split without overlap. A send is in *network* while any step is on its way;
-// else in *peer* while a step is refused because the peer has not offered a
-// buffer; else in *GPU*. A receive is in *arrival*, caused by the peer or the
-// network, while any step has not arrived; else in *flush*; else in *GPU*. No
-// function allocates, throws, waits or makes system calls.
+// else in *peer* while the peer has not offered a buffer; else in *GPU*. A
+// receive is in *arrival* while any step has not arrived, because of the peer
+// or the network; else in *flush*; else in *GPU*. No function allocates,
+// throws, waits or makes system calls.
 #pragma once
 
 #include "nccl_plugin/handle.h"
@@ -16,8 +16,8 @@
 
 namespace commprof::nccl {
 
-// `operation`: empty if the operation belongs to another process. For an
-// operation of this process that is not known, only the communicator is set.
+// `operation`: empty if the operation belongs to another process. If the
+// operation is not known, only the communicator is set.
 Handle beginTransfer(
     const OperationId& operation,
     const ProxyOpFields& fields) noexcept;

@@ -35,7 +35,7 @@ void sayNotPassedOn(const char* name, const std::string& reason) noexcept {
       reason.c_str());
 }
 
-// Finds the library by name in the way NCCL does.
+// Opens the library by name, in the way NCCL does.
 void* openLibrary(const std::string& name) {
   const bool is_process =
       strncasecmp(name.c_str(), "STATIC_PLUGIN", name.size()) == 0;
@@ -63,7 +63,7 @@ void* openLibrary(const std::string& name) {
 UserPlugin* UserPlugin::opened(int asked, const char* name) {
   // Never closed, because the plugin's threads may still run.
   void* library = openLibrary(name);
-  // A descriptor of version 5 to 7 begins with that of version 4.
+  // A descriptor of versions 5 to 7 begins with the fields of version 4.
   const int oldest = asked < 5 ? asked : 4;
   for (int version = asked; version >= oldest; --version) {
     const std::string symbol = "ncclProfiler_v" + std::to_string(version);

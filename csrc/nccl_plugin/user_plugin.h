@@ -1,9 +1,9 @@
-// The profiler plugin that the user has chosen for NCCL, $COMMPROF_NCCL_PLUGIN.
-// NCCL loads one plugin per process, so commprof's plugin passes on to the
-// user's plugin what NCCL would report to that plugin if it were the only one.
-// Whatever the user's plugin returns, this plugin reports success to NCCL. NCCL
-// gets one handle for both plugins (handle_pairs.h). No function below init()
-// allocates, locks or makes system calls.
+// The profiler plugin that the user has chosen for NCCL
+// ($COMMPROF_NCCL_PLUGIN). NCCL loads only one plugin per process, so
+// commprof's plugin passes NCCL's reports on to the user's plugin. NCCL gets
+// one handle for both plugins (handle_pairs.h). Commprof's plugin always
+// reports success to NCCL. No function below init() allocates, locks or makes
+// system calls.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ namespace commprof::nccl {
 // The arguments that NCCL gives to a plugin for a new communicator.
 struct Opening {
   void** context;
-  uint64_t id; // version 3 gives no other field than `context` and `mask`
+  uint64_t id; // version 3 gives only `context` and `mask`
   int* mask;
   const char* name;
   int nodes;
@@ -32,23 +32,23 @@ struct Opening {
 
 class UserPlugin {
  public:
-  // The user's plugin, if NCCL asks for this version of the interface; null if
-  // there is none, or if it is not loaded yet.
+  // Returns the user's plugin for this version of the interface. Null if there
+  // is none, or if it is not loaded.
   static UserPlugin* of(int asked) noexcept {
     return loaded_[size_t(asked)].load(std::memory_order_acquire);
   }
-  // The same, but loads the plugin at the first call. If that fails, prints the
-  // reason in one line on stderr.
+  // Like of(), but loads the plugin at the first call. If that fails, prints
+  // the reason on stderr.
   static UserPlugin* load(int asked) noexcept;
 
-  // Returns whether the communicator is passed on; sets the user's context.
+  // Returns true if the communicator is passed on. Sets the user's context.
   bool init(const Opening& opening, void** context) noexcept;
   void finalize(void* context) noexcept {
     table_->finalize(context);
   }
-  // Reports the event to the user's plugin, and returns that plugin's handle;
-  // null if NCCL would not report the event to it. `event` is unchanged after
-  // the call.
+  // Reports an event to the user's plugin, and returns the handle that the
+  // user's plugin gives. Null if the user's plugin did not ask for such events.
+  // `event` is unchanged after the call.
   template <class Event>
   void* start(void* context, Event& event) noexcept;
   void stop(void* handle) noexcept {
@@ -67,7 +67,7 @@ class UserPlugin {
   static UserPlugin* opened(int asked, const char* name);
   Result initTable(const Opening& opening, void** context, int* mask) const;
   bool wants(uint64_t type) const noexcept;
-  // Asks NCCL for the events that the user's plugin has asked for.
+  // Asks NCCL for the events that the user's plugin asks for.
   void followMask() noexcept {
     askForUser(__atomic_load_n(&mask_, __ATOMIC_RELAXED));
   }

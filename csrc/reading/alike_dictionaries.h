@@ -14,10 +14,10 @@
 
 namespace commprof {
 
-// Dictionaries have the same id if all of their values are equal, except for
-// the values of three sets of keys: `ignored`; `integers`, whose values become
-// columns; and `truths`, for which only the truth value counts. Ids count up
-// from 0 and continue in the next call of read(). The caller holds the GIL.
+// Equal dictionaries have the same id. Values of the keys in `ignored` and
+// `integers` are not compared. Values of the keys in `truths` are compared only
+// as true or false. Ids begin at 0 and continue in the next call of read(). The
+// caller holds the GIL.
 class AlikeDictionaries {
  public:
   using Column = pybind11::array_t<int64_t>;
@@ -29,10 +29,11 @@ class AlikeDictionaries {
       const std::vector<std::string>& ignored);
 
   // Returns the id of each dictionary, and a matrix with a row for each
-  // dictionary and a column for each key of `integers`. An element is -1 if the
-  // key is missing, or its value is no integer from 0 to 2^63 - 1. Throws
+  // dictionary and a column for each key in `integers`. An element is -1 if the
+  // key is missing, or its value is not an integer from 0 to 2^63 - 1. Throws
   // py::value_error if a value is not plain. Plain values are None, truth
-  // values, numbers, strings, and lists, tuples and dictionaries of these.
+  // values, numbers, strings, and lists, tuples and dictionaries of plain
+  // values.
   Read read(const pybind11::typing::List<pybind11::object>& dictionaries);
 
  private:

@@ -10,9 +10,8 @@ namespace commprof {
 
 namespace {
 
-// Parsed values are kept in memory, with their texts: largest total size of
-// these texts, and largest size of one of them. Other texts are parsed each
-// time.
+// In bytes. Parsed values are kept in memory with their texts, up to this total
+// size of the texts. A longer text than kLongestHeldBytes is parsed each time.
 constexpr size_t kMostHeldBytes = 4 << 20;
 constexpr size_t kLongestHeldBytes = 16 << 10;
 constexpr size_t kMostKeys = 1 << 10;
@@ -26,14 +25,13 @@ bool isDigit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// Splits the text of a JSON object into the texts of its members, without
-// examining what is in their values. A text that it splits is a valid object
-// if the text of each value is valid.
+// Splits the text of a JSON object into the texts of its members. The values
+// are not examined: the object is valid if the text of each value is valid.
 class Splitter {
  public:
   explicit Splitter(std::string_view text) : text_(text) {}
 
-  // Moves behind the character `wanted`; false if another character is there.
+  // Skips the character `wanted`. Returns false if another character is there.
   bool take(char wanted) {
     skipSpace();
     if (at_ == text_.size() || text_[at_] != wanted) {
@@ -48,7 +46,7 @@ class Splitter {
     return at_ == text_.size();
   }
 
-  // Returns the text between the quotes of a name without escapes.
+  // Returns a name without its quotes. Returns nothing for a name with escapes.
   std::optional<std::string_view> name() {
     if (!take('"')) {
       return {};
@@ -64,7 +62,6 @@ class Splitter {
     return take('"') ? std::optional(found) : std::nullopt;
   }
 
-  // Returns the text of a value.
   std::optional<std::string_view> value() {
     skipSpace();
     const size_t begin = at_;
@@ -81,8 +78,8 @@ class Splitter {
 
  private:
   // JSON has control characters only as whitespace between tokens. A text with
-  // any elsewhere is not split: the parser could take a part of it for another
-  // encoding (UTF-16, say) than the whole text.
+  // other control characters is not split: the parser might detect one encoding
+  // in the whole text, and another one, such as UTF-16, in a part.
   static bool isControl(char c) {
     return static_cast<unsigned char>(c) < ' ';
   }
@@ -146,7 +143,7 @@ class Splitter {
   size_t at_ = 0;
 };
 
-// Returns the value of digits that are a JSON number; nothing for other texts.
+// Returns the value if the text is a JSON integer of few digits; else nothing.
 std::optional<long long> plainInteger(std::string_view text) {
   if (text.empty() || text.size() > kMostDigits ||
       (text[0] == '0' && text.size() > 1)) {
@@ -239,7 +236,7 @@ py::object AlikeObjects::valueOf(const Key& key, std::string_view text) {
   if (known != values_.end()) {
     return known->second;
   }
-  std::string place = place_; // `parse` may read another object
+  std::string place = place_; // a copy, because `parse` may read another object
   const py::object value =
       parse_(key.name, py::bytes(text.data(), text.size()));
   if (heldBytes_ + place.size() <= kMostHeldBytes) {

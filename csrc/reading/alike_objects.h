@@ -1,5 +1,5 @@
-// Reads JSON objects that are nearly equal, such as the metadata of all ranks:
-// equal values of a key are parsed once.
+// Reads JSON objects that are nearly equal, such as the metadata of all ranks.
+// Equal values of a key are parsed only once.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -22,18 +22,17 @@ class AlikeObjects {
   using Read = pybind11::typing::Optional<
       pybind11::typing::Dict<pybind11::str, pybind11::object>>;
 
-  // `integers`: keys whose values are usually whole numbers, and are then not
-  // passed to `parse`. `changing`: keys whose values differ in most objects.
+  // `integers`: keys whose values are usually whole numbers, which are read
+  // without `parse`. `changing`: keys whose values differ in most objects.
   // `parse`: gets a key and the JSON text of its value, and returns the value.
   AlikeObjects(
       const std::vector<std::string>& integers,
       const std::vector<std::string>& changing,
       Parse parse);
 
-  // Returns the members of the object in `text`; objects share equal values.
-  // None if the members of the text are not easily told apart: it must then be
-  // parsed as a whole, and may be invalid. An exception of `parse` is passed
-  // on.
+  // Returns the members of the object in `text`. Several objects may share a
+  // value. Returns None if the text cannot be split: it must then be parsed as
+  // a whole, and may be invalid. Exceptions of `parse` are passed on.
   Read read(std::string_view text);
 
  private:
@@ -52,8 +51,8 @@ class AlikeObjects {
   std::unordered_map<std::string, Key> keys_;
   // By key and JSON text.
   std::unordered_map<std::string, pybind11::object> values_;
-  size_t heldBytes_ = 0; // of the texts in `values_`
-  std::string place_; // key of `values_`; its memory is used again
+  size_t heldBytes_ = 0; // total size of the texts in `values_`
+  std::string place_; // a key of `values_`, kept to reuse its memory
 };
 
 void bindAlikeObjects(pybind11::module_& m);

@@ -1,7 +1,8 @@
-// Bindings of the scanner of a profiler's events: no logic here.
+// Python bindings of the scanner of a profiler's events: no logic here.
 //
-// GIL: released while a text is scanned. A scanner is used by one thread at a
-// time; it keeps the last scanned text alive for arguments().
+// The GIL is released while a text is scanned. Only one thread may use a
+// scanner at a time. A scanner keeps the last scanned text alive for
+// arguments().
 #include "reading/bind_events.h"
 
 #include <pybind11/numpy.h>
@@ -30,8 +31,7 @@ std::string_view utf8Of(const py::str& text) {
   return {data, size_t(size)};
 }
 
-// Converts a position in characters to a position in bytes. In ASCII both are
-// equal; otherwise the bytes of the characters before are counted.
+// Converts a position in characters to a position in bytes of UTF-8.
 size_t bytesOf(std::string_view text, bool isAscii, size_t characters) {
   if (isAscii) {
     return std::min(characters, text.size());
@@ -92,7 +92,7 @@ std::vector<std::string> since(const Texts& texts, size_t first) {
 
 void bindEvents(py::module_& m) {
   py::class_<BoundScanner>(
-      m, "TraceEventScanner", "Events of a profiler's traces, as columns.")
+      m, "TraceEventScanner", "Reads events of a profiler's traces.")
       .def(
           py::init([](std::vector<std::string> categories,
                       std::vector<std::string> kept,
@@ -113,21 +113,22 @@ void bindEvents(py::module_& m) {
       .def(
           "scan",
           &BoundScanner::scan,
-          "Reads the events of `text` from position `at` on. Returns the "
-          "position at which the scan stopped: in front of an event that is "
-          "cut off or unusual, or of anything that is not an event.",
+          "Reads the events of `text` from position `at` on. The scan stops in "
+          "front of an event that is cut off or unusual, and in front of "
+          "anything that is not an event. Returns the position at which it "
+          "stopped.",
           py::arg("text"),
           py::arg("at"))
       .def_property_readonly(
           "is_unusual",
           [](const BoundScanner& self) { return self.scanner.isUnusual(); },
-          "True if the scan stopped at an event that is complete, but that "
-          "only the reader in Python can read.")
+          "True if the scan stopped at a complete event that only the reader "
+          "in Python can read.")
       .def_property_readonly(
           "processes",
           [](const BoundScanner& self) { return self.scanner.processes(); },
-          "The processes that have events in the last scanned text: pairs of a "
-          "category's index and a process (`pid`, as JSON).")
+          "Pairs of a category's index and a process (`pid`, as JSON) that has "
+          "events of this category in the last scanned text.")
       .def_property_readonly("category", &columnOf<&EventColumns::category>)
       .def_property_readonly("name", &columnOf<&EventColumns::name>)
       .def_property_readonly("begin_ns", &columnOf<&EventColumns::startNs>)
@@ -171,11 +172,11 @@ void bindEvents(py::module_& m) {
                         arrayOf(found.combination),
                         py::array_t<int64_t>(shape, found.integers.data())));
           },
-          "For each row (event), the index of its combination in "
-          "`combinations`; and, as [row, key], the values of the keys in "
-          "`integers`: -1 if the key is missing, -2 if the value is not a "
-          "whole number of at least 0, -3 if only the reader in Python can "
-          "read it.",
+          "Returns two arrays for the given rows (events). The first array has "
+          "the index of each row's combination in `combinations`. The second "
+          "array, [row, key], has the values of the keys in `integers`: -1 if "
+          "the key is missing, -2 if the value is not a whole number of at "
+          "least 0, -3 if only the reader in Python can read the value.",
           py::arg("rows"))
       .def(
           "arguments_text",
@@ -193,9 +194,9 @@ void bindEvents(py::module_& m) {
                 all.begin() + ptrdiff_t(std::min(first, all.size())),
                 all.end());
           },
-          "Combinations of arguments, from index `first` on. A combination "
-          "has, for each key in `kept`, the index of the value in `values`; -1 "
-          "if the key is missing.",
+          "Returns combinations of arguments, from index `first` on. For each "
+          "key in `kept`, a combination has an index in `values`, or -1 if the "
+          "key is missing.",
           py::arg("first"));
 }
 

@@ -47,10 +47,9 @@ void bindRecords(py::module_& m) {
         }
         return partsOf(packed);
       },
-      "Returns the kind of each record; the kinds that occur; the number of "
-      "records of each such kind; an array [kind, field, 3] that holds base, "
-      "width and offset of each column, for the same kinds; and the bytes of "
-      "the columns.",
+      "Returns five arrays: the kind of each record; the kinds that occur; the "
+      "number of records of each of these kinds; base, width and offset of "
+      "each column, as [kind, field, 3]; and the bytes of the columns.",
       py::arg("records"));
   m.def(
       "unpack_columns",
@@ -80,9 +79,8 @@ void bindRecords(py::module_& m) {
         }
         return values;
       },
-      "Returns the values of a field in chunks of packed records, one chunk "
-      "after the other; `stored` has a row [count, base, width, offset] for "
-      "each chunk.",
+      "Returns the values of one field, from several chunks of packed records. "
+      "`stored` has a row [count, base, width, offset] for each chunk.",
       py::arg("chunks"),
       py::arg("stored"));
 }

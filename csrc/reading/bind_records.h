@@ -10,9 +10,8 @@ namespace commprof {
 
 using PackedBytes = pybind11::array_t<uint8_t, pybind11::array::c_style>;
 using PackedNumbers = pybind11::array_t<uint64_t>;
-// Kind of each record; kinds that occur; number of records of each such kind;
-// an array [kind, field, 3] that holds base, width and offset of each column,
-// for the same kinds; and the bytes of the columns.
+// Arrays in the order of PackedRecords: kinds, present, counts, fields and
+// data. The fields are an array [kind, field, 3] of base, width and offset.
 using PackedParts = pybind11::typing::
     Tuple<PackedBytes, PackedBytes, PackedNumbers, PackedNumbers, PackedBytes>;
 

@@ -1,5 +1,5 @@
 // Python bindings of the replay: no logic here. The GIL is held during a
-// replay: a plan's memory serves one replay at a time.
+// replay, because a plan's memory serves only one replay at a time.
 #include "reading/bind_replay.h"
 
 #include <pybind11/numpy.h>
@@ -121,9 +121,9 @@ void bindReplay(py::module_& m) {
             replay::lastUntil(
                 spanOf(edges), spanOf(first), spanOf(values), spanOf(cuts)));
       },
-      "Returns, for each value, the index of the largest edge of its rank that "
-      "is not above the value; if all edges are above it, the index of the "
-      "rank's first edge.",
+      "Returns, for each value, the index of the largest edge of the value's "
+      "rank that is not above the value. If there is no such edge, returns the "
+      "index of the rank's first edge.",
       py::arg("edges"),
       py::arg("first"),
       py::arg("values"),
@@ -151,10 +151,10 @@ void bindReplay(py::module_& m) {
             {moved.mutable_data(), size_t(moved.size())});
         return moved;
       },
-      "Returns the time of each event on its rank's own clock, which stops "
-      "while the rank waits, after the lengths of the pieces have changed: the "
-      "pieces of cell k (one phase of one step of a rank) now take wanted[k] "
-      "ns together.",
+      "Returns the new time of each event on its rank's own clock, which stops "
+      "while the rank waits. A cell is one phase of one step of a rank. The "
+      "lengths of its pieces are changed, so that all pieces of cell k "
+      "together take wanted[k] ns.",
       py::arg("first"),
       py::arg("edge"),
       py::arg("is_issue"),

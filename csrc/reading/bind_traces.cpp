@@ -1,5 +1,5 @@
-// Python bindings of trace files: no logic here. The GIL is held: other threads
-// have nothing to do while a report reads.
+// Python bindings of trace files: no logic here. The GIL is held, because other
+// threads have nothing to do while a report reads.
 #include "reading/bind_traces.h"
 
 #include <string>
@@ -13,7 +13,7 @@ namespace commprof {
 
 namespace {
 
-// Metadata of a usual job has 2 to 6 KiB.
+// The metadata usually has 2 to 6 KiB.
 constexpr size_t kHeadBytes = 16 << 10;
 
 using Block = py::typing::Tuple<int, py::bytes>;
@@ -84,8 +84,8 @@ void bindTraces(py::module_& m) {
         }
         return stamps;
       },
-      "Returns device, inode, time of the last modification in ns, and size of "
-      "each file; a row of -1 if there is no such file.",
+      "Returns a row for each file: device, inode, modification time in ns, "
+      "and size. All of these are -1 if there is no such file.",
       py::arg("paths"));
   m.def(
       "trace_heads",
@@ -96,16 +96,17 @@ void bindTraces(py::module_& m) {
         }
         return heads;
       },
-      "Returns the JSON of each trace's first block, the metadata: None if the "
-      "file is no trace, empty if the block is not metadata or is too large.",
+      "Returns the metadata of each trace: the JSON of its first block. None "
+      "if the file is no trace. Empty if the block is not metadata or is too "
+      "large.",
       py::arg("paths"));
   m.def(
       "read_small_trace",
       &smallTrace,
-      "Returns, for a trace: its session; its size; type and payload of each "
-      "block, except blocks of records and blocks of type kSpare; the packed "
-      "records; the time of the first record; the time of the last one. None "
-      "if the file is large or any part of it is not intact.",
+      "Returns the session and the size of a trace; type and payload of its "
+      "blocks, except blocks of records and blocks of type kSpare; the packed "
+      "records; and the times of the first and the last record. None if the "
+      "file is large or damaged.",
       py::arg("path"));
 }
 

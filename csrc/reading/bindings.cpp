@@ -1,9 +1,9 @@
 // Python bindings of the C++ functions that reports use, without torch: no
 // logic here.
 //
-// GIL: released while a log is read, and while the times of operations are
-// split into waiting and transfer. A log is fed by one thread at a time;
-// different logs may be fed at the same time.
+// The GIL is released while a log is read, and while times are split into
+// waiting and transfer. Only one thread at a time may feed a log. Different
+// logs may be fed at the same time.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -63,8 +63,8 @@ const Stream* streamOf(const Communicator& member, const std::string& kind) {
   return found == member.streams.end() ? nullptr : &found->second;
 }
 
-// Returns each member's stream of one kind; an empty stream for a member
-// without such records.
+// Returns each member's stream of one kind. The stream is empty if the member
+// has no such records.
 std::vector<const Stream*> streamsOf(
     const Members& members,
     const std::string& kind) {
@@ -120,8 +120,8 @@ void bindLog(py::module_& m) {
             }
             return kinds;
           },
-          "For each kind of operation, the number of records, and how many of "
-          "them were captured into CUDA graphs.")
+          "Number of records of each kind of operation, and number of records "
+          "that were captured into CUDA graphs.")
       .def_property_readonly(
           "algorithms",
           [](const Communicator& self) {
@@ -135,8 +135,8 @@ void bindLog(py::module_& m) {
             }
             return all;
           },
-          "A tuple for each kind of operation, size, and algorithm with "
-          "protocol: these three, and the number of records.")
+          "Tuples of a kind of operation, a size, an algorithm with its "
+          "protocol, and the number of such records.")
       .def(
           "sequence",
           [](const Communicator& self) {
@@ -150,8 +150,8 @@ void bindLog(py::module_& m) {
                 int,
                 int>(py::make_tuple(calls, found.turns, found.before));
           },
-          "The repeated sequence of calls (kind, size), how often it repeats, "
-          "and the number of calls before it.");
+          "Returns the repeated sequence of calls (kind, size), the number of "
+          "repetitions, and the number of calls before the first repetition.");
   py::class_<LogFile>(
       m, "InspectorLog", "Operations in one log of NCCL Inspector.")
       .def(py::init<std::string>(), py::arg("name"))
@@ -286,9 +286,9 @@ void bindFollowing(py::module_& m) {
   m.def(
       "inspector_join",
       [](const Followed& members) { return joinLogs(members); },
-      "Joins one communicator's records from several logs of one process: the "
-      "first of the returned members then has them all. Logs that overlap in "
-      "time are left out.",
+      "Joins one communicator's records from several logs of one process. The "
+      "first of the returned members then has all records. Logs that overlap "
+      "in time are left out.",
       py::arg("members"),
       py::return_value_policy::reference);
   m.def(
@@ -301,9 +301,8 @@ void bindFollowing(py::module_& m) {
         const py::gil_scoped_release release;
         return takeCollectives(members, isFollowed, kind, ranks, blocks);
       },
-      "Like inspector_collectives, for the calls that all members with a "
-      "nonzero `is_followed` have written already; then drops the records of "
-      "these calls.",
+      "Like inspector_collectives, but only for calls that all members with a "
+      "nonzero `is_followed` have written. Drops the records of these calls.",
       py::arg("members"),
       py::arg("is_followed"),
       py::arg("kind"),
@@ -315,8 +314,9 @@ void bindFollowing(py::module_& m) {
         const py::gil_scoped_release release;
         return takeMessages(members, blocks, isAll);
       },
-      "Like inspector_messages, for the messages that both ranks have written "
-      "already or, if `is_all`, for all messages; then drops their records.",
+      "Like inspector_messages, but only for messages that both ranks have "
+      "written. For all messages if `is_all` is true. Drops the records of "
+      "these messages.",
       py::arg("members"),
       py::arg("blocks"),
       py::arg("is_all"));
@@ -326,7 +326,7 @@ void bindFollowing(py::module_& m) {
         const py::gil_scoped_release release;
         return takeUnsplit(members, kind);
       },
-      "Like inspector_unsplit; then drops the records.",
+      "Like inspector_unsplit, but also drops the records.",
       py::arg("members"),
       py::arg("kind"));
 }

@@ -43,8 +43,8 @@ void bindJoinedColumns(py::module_& m) {
   m.def(
       "rows_of_one_value",
       &rowsOfOneValue,
-      "Returns the total number of rows of columns if each of them stores one "
-      "value for all of its rows, the same in all columns; else -1.",
+      "Returns the total number of rows if all columns store the same single "
+      "value for all of their rows; else -1.",
       py::arg("columns"));
 }
 

@@ -7,10 +7,9 @@
 
 namespace commprof {
 
-// Returns the total number of rows of columns that all store the same value:
-// each of them stores a single value for all of its rows, or has no row, and
-// these values have the same bytes. -1 for any other columns. The caller holds
-// the GIL.
+// Returns the total number of rows if all columns store the same single value
+// for all of their rows. Columns without rows are ignored. Returns -1 for any
+// other columns. The caller holds the GIL.
 pybind11::ssize_t rowsOfOneValue(
     const pybind11::typing::List<pybind11::array>& columns);
 

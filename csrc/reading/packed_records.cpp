@@ -60,9 +60,8 @@ void write(const Rows& rows, Field<T> field, uint64_t base, uint8_t* out) {
   }
 }
 
-// Sets `by` to the difference of the row's value from the previous value,
-// `before`, and sets `before` to the row's value. Returns false if the
-// difference does not fit in `by`.
+// Sets `by` to the row's value minus `before`, and then sets `before` to the
+// row's value. Returns false if the difference does not fit in `by`.
 template <class T>
 bool difference(
     Field<T> field,

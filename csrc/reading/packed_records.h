@@ -1,7 +1,6 @@
-// The records of one trace, column by column for each kind, in as few bytes as
-// a column's values need. The packing is lossless: commprof/trace/packed.py
-// reads the columns and restores the records. Records of one kind keep their
-// order.
+// The records of one trace, packed by kind and column, in as few bytes as the
+// values need. The packing is lossless: commprof/trace/packed.py restores the
+// records. Records of one kind keep their order.
 #pragma once
 
 #include <array>
@@ -14,15 +13,17 @@
 
 namespace commprof::reading {
 
-// The fields of a record without its kind, in the order of Record.
+// Number of fields of a record without its kind. The fields have the order of
+// Record.
 inline constexpr size_t kFields = 13;
 
-// The values of one field in the records of one kind: `base` plus an unsigned
-// integer of `width` bytes per record, the first at `offset`. If `width` is 0,
-// all values are `base`. If `width` is kDifferences, `base` is the first value,
-// and each integer is the signed difference from the previous value, in 4
-// bytes; the first integer is 0. This suits times, which spread far but differ
-// little from one to the next.
+// A column holds the values of one field in the records of one kind. A value is
+// `base` plus an unsigned integer of `width` bytes. The first integer is at
+// `offset`. If `width` is 0, all values are `base`.
+//
+// If `width` is kDifferences, `base` is the first value, and each integer is
+// the signed difference from the previous value, in 4 bytes. The first integer
+// is 0.
 inline constexpr uint64_t kDifferences = 5;
 
 struct PackedField {
@@ -45,8 +46,7 @@ using Rows = std::vector<const uint8_t*>;
 
 PackedRecords packRows(const Rows& rows);
 
-// `records`: the bytes of whole records, one after the other; they need not be
-// aligned.
+// `records`: the bytes of whole records; they need not be aligned.
 PackedRecords packRecords(std::span<const uint8_t> records);
 
 // A column of one chunk of packed records.
@@ -56,9 +56,9 @@ struct PackedColumn {
   uint64_t count = 0;
 };
 
-// Writes the values of columns one after the other. If a column reaches beyond
-// its data or has an unknown width, returns false and leaves the rest of the
-// output unchanged.
+// Writes the values of all columns, one column after the other. Returns false
+// if a column reaches beyond its data or has an unknown width. Values of later
+// columns are then not written.
 bool unpackColumns(
     std::span<const PackedColumn> columns,
     std::span<uint64_t> values);

@@ -71,7 +71,7 @@ class Machine {
     return stack_.back();
   }
 
-  // The topmost value, which must be no mark.
+  // Removes and returns the topmost value, which must not be a mark.
   py::object pop() {
     py::object value = std::move(top());
     stack_.pop_back();
@@ -152,8 +152,7 @@ class Machine {
     stack_.resize(below);
   }
 
-  // Returns the index of the first of the last `count` values, which become
-  // parts of the value below them.
+  // Returns the index of the first of the last `count` values.
   size_t above(size_t count) const {
     if (stack_.size() < count) {
       inconsistent();
@@ -189,8 +188,8 @@ class Machine {
     push(owned(PyFloat_FromDouble(std::bit_cast<double>(bits))));
   }
 
-  // The memo's indices count up in most pickles. Other indices are kept in a
-  // map, so that a large index takes no more memory.
+  // In most pickles, the memo's indices count up. Other indices are kept in a
+  // map, so that a large index does not need a large vector.
   void remember(uint64_t index) {
     const py::object value = top();
     if (index > memo_.size() + kMostSkipped) {
@@ -219,7 +218,7 @@ class Machine {
     push(found->second);
   }
 
-  // False at the end of the pickle.
+  // Runs one instruction. Returns false at the end of the pickle.
   bool step(uint8_t code) {
     switch (code) {
       case '.':
@@ -363,7 +362,7 @@ void bindPickles(py::module_& m) {
   m.def(
       "read_plain_pickle",
       [](const py::bytes& data) { return readPlainPickle(data); },
-      "Reads a pickle of plain values; ValueError if it holds anything else.",
+      "Reads a pickle of plain values. ValueError if it holds anything else.",
       py::arg("data"));
 }
 

@@ -32,7 +32,7 @@ struct Payload {
   std::span<const uint8_t> bytes;
 };
 
-// Returns the block at `offset`, and moves `offset` to its end.
+// Moves `offset` to the end of the returned block.
 std::optional<Payload> nextBlock(
     std::span<const uint8_t> file,
     size_t& offset) noexcept {
@@ -48,8 +48,8 @@ std::optional<Payload> nextBlock(
   const Payload found = {
       header.type, file.subspan(offset, size_t(header.payload_bytes))};
   offset += found.bytes.size();
-  // A kSpare block may hold a summary whose writing was interrupted; its
-  // checksum does not count.
+  // A kSpare block may hold an incomplete summary, so its checksum is not
+  // checked.
   if (found.type != BlockType::kSpare &&
       crc32(found.bytes.data(), found.bytes.size()) != header.crc32) {
     return {};

@@ -1,5 +1,4 @@
-// The trace file of a rank, if it is small and intact. Any other file is read
-// by commprof/trace/blocks.py, which says what is wrong with it.
+// Reads small, intact trace files. commprof/trace/blocks.py reads all others.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +14,11 @@
 
 namespace commprof::reading {
 
-// Largest file that is read as a whole: it holds no more records than
-// commprof/trace/packed.py packs together.
+// Size of the largest file that is read as a whole.
 inline constexpr size_t kMostBytes = (size_t(1) << 14) * sizeof(Record);
 
-// Device, inode, time of the last modification in ns, and size; all -1 if there
-// is no such file.
+// Identifies one version of a file. All fields are -1 if there is no such file.
+// `modifiedNs` is the time of the last modification.
 struct FileStamp {
   int64_t device = -1;
   int64_t inode = -1;
@@ -40,32 +38,32 @@ struct FileBytes {
   }
 };
 
-// Returns the first bytes of a regular file, at most `most`; nothing if it
-// cannot be opened or read. Never waits for the writer of a pipe.
+// Returns at most the first `most` bytes of a regular file. Returns nothing if
+// the file is not regular or cannot be read. Does not wait for the writer of a
+// pipe.
 std::optional<FileBytes> readBytes(const char* path, size_t most);
 
 // True if the bytes begin with the header of a trace of this version.
 bool isTrace(std::span<const uint8_t> file) noexcept;
 
-// Returns the payload of the first block if it is metadata and wholly in
-// `file`, the first bytes of a trace.
+// `file`: the first bytes of a trace. Returns the payload of the first block.
+// Returns nothing if that block is incomplete or is not metadata.
 std::optional<std::span<const uint8_t>> firstMetadata(
     std::span<const uint8_t> file) noexcept;
 
 struct TraceFile {
   uint64_t session = 0;
-  // Type and payload of all blocks, except blocks of records and blocks of type
-  // kSpare, in the order of the file.
+  // Type and payload of each block, in the order of the file. Blocks of records
+  // and of type kSpare are left out.
   std::vector<std::pair<uint32_t, std::span<const uint8_t>>> documents;
-  // In the order of time. Places of a block into which no record was written
-  // (their kind is 0) are left out.
+  // Sorted by time. Unused places, whose kind is 0, are left out.
   PackedRecords records;
   uint64_t firstNs = 0;
   uint64_t lastNs = 0;
 };
 
-// Splits a whole file; nothing unless every block is complete and has a correct
-// checksum. The result refers to the bytes of `file`.
+// Splits a whole file into blocks. Returns nothing if a block is incomplete or
+// has a wrong checksum. The result points into `file`.
 std::optional<TraceFile> splitTrace(std::span<const uint8_t> file);
 
 } // namespace commprof::reading

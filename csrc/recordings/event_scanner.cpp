@@ -11,12 +11,10 @@ namespace commprof::recordings {
 
 namespace {
 
-// A number of at least kMostUs cannot be a time in us. If an event begins at
-// such a number, and the number is whole and below kMostNs, the number counts
-// as ns since 1970.
+// Times in us are below kMostUs. If an event begins at a larger whole number,
+// the number is in ns since 1970. Times in ns are below kMostNs.
 constexpr double kMostUs = 2.3e15;
 constexpr int64_t kMostNs = 2'300'000'000'000'000'000;
-// Columns hold only numbers below this.
 constexpr int64_t kLimit = int64_t(1) << 62;
 constexpr size_t kMostDigits = 18;
 
@@ -42,9 +40,9 @@ std::optional<int64_t> wholeNumber(std::string_view token) {
   return value;
 }
 
-// Returns a whole number, with or without quotes; -1 for anything else. Returns
-// nullopt if only Python can tell: it also accepts escapes and digits outside
-// of ASCII.
+// Reads a whole number, with or without quotes. Returns -1 for anything else.
+// Returns nullopt for a text with escapes or non-ASCII characters, which is
+// left to Python.
 std::optional<int64_t> identifier(std::string_view token) {
   if (!isString(token)) {
     const int64_t value = wholeNumber(token).value_or(-1);
@@ -65,10 +63,9 @@ std::optional<int64_t> identifier(std::string_view token) {
   return text.size() <= kMostDigits ? wholeNumber(text).value_or(-1) : -1;
 }
 
-// A time or length from a token, in ns.
 struct Time {
   int64_t ns = 0;
-  bool isWholeNs = false; // the token was in ns
+  bool isWholeNs = false;
 };
 
 bool areDigits(std::string_view text) {
@@ -76,9 +73,9 @@ bool areDigits(std::string_view text) {
       text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// Reads a time in us from its decimal digits, such as "1736408883688177.930",
-// because a double cannot hold ns since 1970. Rounds to the nearest ns, halves
-// to the even one. Returns nullopt if the text has another form.
+// Converts a decimal number of us, such as "1736408883688177.930", to ns. Works
+// on the digits, because a double cannot hold ns since 1970. Rounds half to
+// even. Returns nullopt if the text has another form.
 std::optional<int64_t> nsOfDecimal(std::string_view text) {
   const size_t point = text.find('.');
   const std::string_view before = text.substr(0, point);
@@ -108,8 +105,8 @@ std::optional<int64_t> nsOfDecimal(std::string_view text) {
   return us * 1000 + ns;
 }
 
-// Returns nullopt if the token is not a number that can be a time, or if only
-// Python can tell. Numbers with an exponent are rounded as Python rounds them.
+// Returns nullopt if the token is not a time or must be left to Python. Rounds
+// numbers with an exponent as Python does.
 std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   if (token.empty()) {
     return std::nullopt;
@@ -160,15 +157,12 @@ std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   return Time{int64_t(whole) * 1000 + int64_t(part), false};
 }
 
-// Returns the name of a copy between memories, followed by the copy's kind.
 std::string nameOfCopy(std::string_view name, std::string_view kind) {
   std::string whole(name);
   whole.pop_back();
   return whole.append(" ").append(unquoted(kind)).append("\"");
 }
 
-// Reads the begin of an event, whose unit is us. A whole number that is too
-// large for us is in ns since 1970.
 std::optional<Time> momentOf(std::string_view token) {
   const std::optional<int64_t> value = wholeNumber(token);
   return timeOf(token, value.has_value() && double(*value) >= kMostUs);
@@ -203,7 +197,7 @@ void EventColumns::clear() {
   arguments.clear();
 }
 
-// The values of an event that a row needs; a missing value is empty.
+// Texts of an event's values. A missing value is empty.
 struct EventScanner::Tokens {
   std::string_view phase;
   std::string_view category;
@@ -249,7 +243,6 @@ size_t EventScanner::scan(std::string_view text, size_t at) {
   }
 }
 
-// Scans the event at `at`. Moves `at` behind the event if it was taken.
 EventScanner::Outcome EventScanner::scanEvent(
     std::string_view text,
     size_t& at) {
@@ -308,8 +301,6 @@ EventScanner::Outcome EventScanner::scanEvent(
     return !value.empty();
   });
   if (!isWhole) {
-    // If the event is valid JSON, its structure is unusual. Any other event
-    // counts as cut off, even if it is malformed.
     return JsonScan(text, at).value().empty() ? Outcome::kCutOff
                                               : Outcome::kUnusual;
   }
@@ -320,8 +311,6 @@ EventScanner::Outcome EventScanner::scanEvent(
   return Outcome::kTaken;
 }
 
-// Adds a row for the event, unless no row is wanted for such an event. Returns
-// false if the event must be left to the reader in Python.
 bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   if (!isString(tokens.phase)) {
     return true;
@@ -330,8 +319,7 @@ bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   if (phase == "B" || phase == "E" || isEscaped(phase)) {
     return false;
   }
-  // The reader in Python needs the names of processes: they tell what an event
-  // without a category is.
+  // The reader in Python needs the names of processes.
   if (phase == "M" &&
       (tokens.name == "\"process_name\"" || isEscaped(tokens.name))) {
     return false;

@@ -1,8 +1,7 @@
-// The events of a Chrome trace that a profiler wrote, as columns.
+// Reads the events of a profiler's Chrome trace into columns.
 //
-// The scanner knows the structure of such a trace, but no names of events: the
-// reader decides, once for each name, what an event means. The scan stops in
-// front of an event with an unusual structure, and leaves it to the reader.
+// The scanner does not interpret the names of events. It stops in front of an
+// event with an unusual structure, which the reader in Python must handle.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@
 
 namespace commprof::recordings {
 
-// Gives texts indices, in the order in which they are first seen.
+// Numbers different texts from 0, in the order of their first use.
 class Texts {
  public:
   int64_t number(std::string_view text);
@@ -34,60 +33,57 @@ class Texts {
   std::unordered_map<std::string_view, int64_t> numbers_;
 };
 
-// One row for each complete event ("ph": "X") that is in one of the requested
-// categories and has a name, a begin and a length. Times are on the trace's own
-// clock.
+// One row for each complete event ("ph": "X") of a requested category. Times
+// are on the trace's own clock.
 struct EventColumns {
   std::vector<int64_t> category; // index in the list of categories
-  // Index in names(). The name of a copy between memories ends with the value
-  // of its argument "copy kind", if it has one.
+  // Index in names(). If the event has the argument "copy kind", the name ends
+  // with the value of that argument.
   std::vector<int64_t> name;
   std::vector<int64_t> startNs;
   std::vector<int64_t> endNs;
   std::vector<int64_t> thread; // -1 if the thread is not a whole number
-  // -1 if the value is not a whole number; the same in `device` and `stream`.
+  // -1 if the value is not a whole number, also in `device` and `stream`.
   std::vector<int64_t> correlation;
   std::vector<int64_t> device;
   std::vector<int64_t> stream; // `tid` if the arguments have no stream
   std::vector<int64_t> isCollective; // 1 if the arguments name a collective
-  // Position and length of the event's arguments.
   std::vector<std::pair<size_t, size_t>> arguments;
 
   void clear();
 };
 
-// Scans the texts of traces, one after the other, in one thread. A name or
-// value has the same index in all texts.
+// Scans traces, one after the other, in one thread. Indices of names and values
+// stay valid for later traces.
 class EventScanner {
  public:
-  // `kept`: keys of an event's arguments whose values combinations() holds.
-  // `integers`: keys whose values arguments() returns as columns. `collective`
-  // is the key that shows that an event is part of a collective.
+  // `kept`: keys of arguments whose values combinations() holds. `integers`:
+  // keys of arguments that arguments() returns as columns. `collective`: a key
+  // that only events of collectives have.
   EventScanner(
       std::vector<std::string> categories,
       std::vector<std::string> kept,
       std::vector<std::string> integers,
       std::string collective);
 
-  // Replaces events() by the events of the text from `at` on; spaces, commas
-  // and colons may separate them. Returns the place at which the scan stopped:
-  // in front of an event that is cut off or unusual, or of anything that is not
-  // an event.
+  // Replaces events() by the events that begin at `at`. Returns the place at
+  // which the scan stopped. At that place is an event that is cut off or
+  // unusual, or no event.
   size_t scan(std::string_view text, size_t at);
 
   const EventColumns& events() const {
     return events_;
   }
-  // Names as they are written, with quotes and escapes.
+  // Names of events, with the quotes and escapes of the text.
   const Texts& names() const {
     return names_;
   }
-  // Values of arguments as they are written.
+  // Values of arguments, with the quotes and escapes of the text.
   const Texts& values() const {
     return values_;
   }
-  // The processes of the last scan's events: index of the category, and the
-  // process as it is written. At most kMostProcesses.
+  // The different pairs (index of the category, process) of the last scan, at
+  // most kMostProcesses.
   const std::vector<std::pair<int64_t, std::string>>& processes() const {
     return processes_;
   }
@@ -101,20 +97,21 @@ class EventScanner {
   struct Arguments {
     // For each row, the index of its values in combinations().
     std::vector<int64_t> combination;
-    // For each row and each key of `integers`, the value; kAbsent if there is
-    // no value, kNoInteger if it is no whole number from 0 to 2^62 - 1,
-    // kUndecided if only Python can tell.
+    // One value for each row and each key of `integers`. kAbsent: no value.
+    // kNoInteger: the value is not a whole number from 0 to 2^62 - 1.
+    // kUndecided: Python must decide.
     std::vector<int64_t> integers;
   };
   static constexpr int64_t kAbsent = -1, kNoInteger = -2, kUndecided = -3;
 
   Arguments arguments(std::string_view text, const std::vector<int64_t>& rows);
 
-  // The arguments of a row as they are written.
+  // Returns the JSON text of a row's arguments.
   std::string_view argumentsText(std::string_view text, size_t row) const;
 
-  // The different combinations of values in the rows: for each kept key, the
-  // value's index or -1. A combination has the same index in all texts.
+  // The different combinations of the kept arguments. A combination has an
+  // index of a value for each kept key; -1: no value. Indices of combinations
+  // stay valid for later traces.
   const std::vector<std::vector<int64_t>>& combinations() const {
     return combinations_;
   }

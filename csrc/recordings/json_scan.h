@@ -1,7 +1,6 @@
-// Finds the positions of values in JSON text. It is as strict as Python's json
-// module: Python accepts every text that this class accepts. A value is
-// returned as a token: a piece of the text, with the quotes and escapes of
-// strings.
+// Finds the positions of values in JSON text. Accepts only what Python's json
+// module accepts. Returns each value as a piece of the text. Strings keep their
+// quotes and escapes.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +43,8 @@ class JsonScan {
     return true;
   }
 
-  // Returns the next value; empty if the text there is no JSON, is cut off or
-  // nests too deeply.
+  // Returns the next value. Empty if the value is malformed, is cut off or is
+  // nested too deeply.
   std::string_view value(int depth = 0) {
     skipSpace();
     const char* const begin = at_;
@@ -55,9 +54,9 @@ class JsonScan {
     return {begin, size_t(at_ - begin)};
   }
 
-  // Calls `field(key)` for each key of an object; the key is without quotes.
-  // `field` has to scan the value, and returns false to stop. Returns true if
-  // the whole object was scanned. A key with an escape stops the scan.
+  // Calls `field(key)` for each key of an object, without quotes. `field` must
+  // scan the value; it returns false to stop. Returns true if the whole object
+  // was scanned. A key with an escape stops the scan.
   template <class Field>
   bool object(Field field) {
     if (!take('{')) {
@@ -190,12 +189,12 @@ class JsonScan {
         return false;
       }
     }
-    // At the end of the text, the number may go on in the next piece.
+    // A number at the end of the text may be cut off.
     return at_ != end_;
   }
 
-  // Tests eight characters together. True only if none of them ends a string,
-  // begins an escape or is a control character; may wrongly be false.
+  // Tests eight characters together. If true, none is a quote, a backslash or a
+  // control character. May be false without such a character.
   static bool arePlain(const char* text) {
     constexpr uint64_t kOnes = 0x0101010101010101;
     constexpr uint64_t kTops = 0x8080808080808080;
@@ -204,7 +203,7 @@ class JsonScan {
     const uint64_t quotes = some ^ (kOnes * '"');
     const uint64_t slashes = some ^ (kOnes * '\\');
     const uint64_t unusual = (quotes - kOnes) | (slashes - kOnes) |
-        (some - kOnes * ' ') | some; // a mask of the bytes outside of ASCII
+        (some - kOnes * ' ') | some; // last term: non-ASCII characters
     return (unusual & kTops) == 0;
   }
 

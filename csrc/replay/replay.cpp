@@ -118,10 +118,9 @@ void Plan::findOpening(const Lists& opens) {
   }
 }
 
-// Sets the initial state of each condition: that all rows in one list of
-// `needed` are issued. A row of the list that is not replayed is issued at its
-// recorded time: `arrived_` is the latest of these times. A row of the list
-// that is replayed is not issued yet: `missing_` is the number of these rows.
+// Sets the initial state of each condition. Rows that are not replayed are
+// issued at their recorded times; arrived_ is the latest of these times.
+// missing_ is the number of replayed rows.
 void Plan::prepare(const Calls& calls) {
   const auto& needed = calls.needed;
   for (size_t number = 0; number + 1 < needed.first.size(); number++) {
@@ -142,7 +141,6 @@ void Plan::prepare(const Calls& calls) {
   }
 }
 
-// One replay.
 class Run {
  public:
   Run(Plan& plan, const Changed& changed)
@@ -314,8 +312,6 @@ class Run {
     completed_.push_back(slot);
   }
 
-  // Handles the consequences of completed collectives until no completed
-  // collective is left.
   void settle() {
     while (!completed_.empty()) {
       const size_t slot = completed_.back();
@@ -350,12 +346,12 @@ class Run {
 
   const Plan& plan_;
   const Changed& changed_;
-  std::vector<State>& state_; // [slot]
-  std::vector<int32_t> missing_; // [condition]: needed rows not issued yet
+  std::vector<State>& state_;
+  std::vector<int32_t> missing_; // [condition]: number of rows not issued yet
   std::vector<double> arrived_; // [condition]: time of the latest issue so far
   std::vector<int64_t> at_; // [rank]: its next event
   std::vector<double> stood_;
-  // [rank]: another rank that waits for the same row (call of a collective).
+  // [rank]: the next rank in the list of ranks that wait for the same row.
   std::vector<int32_t> nextWaiting_;
   std::vector<double> marks_;
   std::vector<int32_t> chainedHead_; // [slot]: an index in `plan_.chained_`

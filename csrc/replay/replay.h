@@ -1,7 +1,5 @@
 // Replays the recorded programs of all ranks, which wait for each other in
-// collectives. The rules of the model are stated in
-// commprof/analysis/replay/engine.py. There, a time can also be an array with
-// one value for each of many steps; here, each time is a single number.
+// collectives. commprof/analysis/replay/engine.py states the rules.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +9,6 @@
 
 namespace commprof::replay {
 
-// Kinds of events, as in commprof/analysis/replay/program.py.
 enum class Event : int64_t { Issue = 0, Wait = 1, Stand = 2, Mark = 3 };
 
 // The events of all ranks, one rank after the other; times in ns.
@@ -21,8 +18,9 @@ struct Programs {
   std::span<const int64_t> first;
   std::span<const int64_t> kind;
   std::span<const int64_t> row;
-  std::span<const double> begin; // [rank]: begin of its program
-  // Row chained[k] is issued lag[k] after row after[k] has completed.
+  std::span<const double> begin;
+  // Row chained[k] is issued when row after[k] is complete and lag[k] ns have
+  // passed.
   std::span<const int64_t> chained;
   std::span<const int64_t> after;
   std::span<const double> lag;
@@ -34,9 +32,9 @@ struct Lists {
   std::span<const int64_t> rows;
 };
 
-// The collectives of all ranks. Each call of a rank is one row. Condition k is
-// that all rows in list k of `needed` are issued. Before that, no row in list k
-// of `opens` can begin.
+// Each rank's call of a collective is one row. Condition k is met when all rows
+// in list k of `needed` are issued. The rows in list k of `opens` cannot begin
+// earlier.
 struct Calls {
   Lists needed;
   Lists opens;
@@ -44,28 +42,26 @@ struct Calls {
   std::span<const int64_t> before;
   std::span<const int64_t> issue;
   std::span<const int64_t> end; // as recorded
-  std::span<const bool> outside; // not replayed: keeps its `end`
+  std::span<const bool> outside; // true: not replayed, keeps its `end`
 };
 
-// What may differ between the replays of one plan; times in ns.
+// Inputs that may differ between the replays of one plan. Times in ns.
 struct Changed {
   std::span<const double> own; // [event]: the rank's own time at the event
-  // [event]: for a wait, how long after the row's completion the rank goes on;
-  // for a stand, how long the rank stands still.
+  // [event]: for a wait, the time from the row's completion until the rank
+  // continues. For a stand, the length of the pause.
   std::span<const double> extra;
-  std::span<const double> transfer; // [row]
-  // [row]: true if the transfer takes no time, and a rank that waits for the
-  // row goes on at its completion at the latest. Empty: false for all rows.
+  std::span<const double> transfer;
+  // [row]: true if the transfer takes no time. A rank that waits for such a row
+  // continues no later than the row's completion. Empty: false for all rows.
   std::span<const bool> free;
 };
 
-// State of a replayed row, all in one place of memory. With one array per
-// field, each field of a collective's rows would be another access to distant
-// memory: neighbours in an array are rows of the same rank, not of the same
-// collective.
+// State of a replayed row. This is one struct rather than one array per field,
+// because the rows of a collective are far apart in such arrays.
 struct State {
-  // Completion time; while the row waits for the completion of row `before`,
-  // the time at which this wait began.
+  // Completion time. While the row waits for row `before`: the begin of this
+  // wait.
   double time;
   double transfer;
   int32_t before;
@@ -90,10 +86,8 @@ class Plan {
  private:
   friend class Run;
 
-  // Returns the number that stands for a row in this plan. Replayed rows have
-  // numbers from 0 on, their "slots"; there are no slots for other rows,
-  // because a long run has many more of them. For a row that is not replayed,
-  // the number is below kNone, and fixed(number) is the row's index in
+  // Returns the slot of a replayed row: a number from 0 on. For any other row,
+  // returns a number below kNone; fixed(number) is the row's index in
   // fixedRow_.
   int32_t slotOrFixed(int64_t row);
   void findNeeding(const Lists& needed);
@@ -102,31 +96,31 @@ class Plan {
 
   size_t ranks_;
   size_t marks_;
-  std::vector<int64_t> first_; // [rank]: its first event
+  std::vector<int64_t> first_;
   std::vector<double> begin_;
-  std::vector<Event> kind_; // [event]
+  std::vector<Event> kind_;
   std::vector<int32_t> target_; // [event]: slot, fixed row or mark
-  std::vector<int32_t> slot_; // [row]; emptied once prepared
-  std::vector<int64_t> rowOf_; // [slot]
+  std::vector<int32_t> slot_; // [row]; empty after construction
+  std::vector<int64_t> rowOf_;
   std::vector<int32_t> before_; // [slot]: slot, fixed row or kNone
   std::vector<int64_t> fixedRow_;
   std::vector<double> fixedEnd_;
-  // [slot]: the only condition that needs it; kNone if none does. If several
-  // do, a number below kNone: for k = fixed(number), several_ has these
-  // conditions from index severalFirst_[k] to severalFirst_[k + 1].
+  // [slot]: the condition that needs the slot; kNone: no condition. A number
+  // below kNone: several conditions. With k = fixed(number), they are in
+  // several_ from index severalFirst_[k] to severalFirst_[k + 1].
   std::vector<int32_t> needing_;
   std::vector<int64_t> severalFirst_;
   std::vector<int32_t> several_;
-  std::vector<int64_t> opensFirst_; // [condition]
-  std::vector<int32_t> opens_; // slots
-  std::vector<int32_t> missing_; // [condition]: needed rows that are replayed
-  std::vector<double> arrived_; // [condition]: latest issue of its other rows
-  // [chained row]: its slot (kNone if not replayed), the slot or fixed row that
-  // it follows, and by how much.
+  std::vector<int64_t> opensFirst_;
+  std::vector<int32_t> opens_;
+  std::vector<int32_t> missing_; // [condition]: number of replayed rows
+  std::vector<double> arrived_; // [condition]: latest issue of the other rows
+  // For each chained row: its slot (kNone if not replayed), the slot or fixed
+  // row that it follows, and the lag in ns.
   std::vector<int32_t> chained_;
   std::vector<int32_t> after_;
   std::vector<double> lag_;
-  std::vector<State> state_; // [slot], of the replay in progress
+  std::vector<State> state_;
 };
 
 } // namespace commprof::replay

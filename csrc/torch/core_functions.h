@@ -1,12 +1,10 @@
-// The functions that the profiler gives to C++ modules of the packages around
-// it (its satellites, see commprof/satellites.py), such as csrc/tune. Besides
-// these functions, such a module may use only csrc/base, core/record.h and
+// The functions that the profiler gives to C++ modules of its satellite
+// packages (commprof/satellites.py), such as csrc/tune. Besides these
+// functions, such a module may use only csrc/base, core/record.h and
 // torch/capture/ddp/mean_all_reduce.h.
 //
-// A module is not linked with the core, which has the only recorder of the
-// process. The module gets this table of functions from the loaded core, as a
-// capsule. This works whatever the files of the module and of the core are
-// called, and however they were loaded.
+// A module is not linked with the core, because a process must have only one
+// recorder. The module gets this table from the loaded core, as a capsule.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -33,7 +31,7 @@ struct CoreFunctions {
   // Completion (torch/capture/completion.h): recordEnd().
   void (*record_end)(uint64_t op_id, Op op, bool failed);
   // Groups (torch/capture/process_groups.h): groupInfo() for CPUs, the group's
-  // id, and nextMessage(), which counts even while nothing is recorded.
+  // id, and nextMessage().
   GroupInfo& (*group)(c10d::ProcessGroup& group);
   uint32_t (*group_id)(const GroupInfo& group) noexcept;
   uint32_t (*next_message)(GroupInfo& group, Op op, int64_t peer);
@@ -44,13 +42,13 @@ struct CoreFunctions {
   void (*works_for)(int graph_task) noexcept;
 };
 
-// A communication hook made by a module outside of the core, such as csrc/tune;
+// A communication hook of a module outside of the core, such as csrc/tune.
 // BucketHook runs it as its inner hook.
 class InnerHook : public c10d::CommHookInterface {};
 
-// The attribute of the core's Python module that holds the capsule, and the
-// capsule's name. The name has a hash of this header and of core/record.h, so
-// that a module refuses a core of another build.
+// Attribute of the core's Python module that holds the capsule, and name of the
+// capsule. The name contains a hash of this header and core/record.h, so that a
+// module refuses a core with other headers.
 inline constexpr const char* kCoreFunctionsAttribute = "CORE_FUNCTIONS";
 inline constexpr const char* kCoreFunctionsName =
     "commprof core functions " COMMPROF_CORE_HASH;

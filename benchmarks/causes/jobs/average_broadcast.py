@@ -1,6 +1,6 @@
 """A moving average of the weights is broadcast in every step.
 
-In the fixed job each rank computes it.
+The fixed job does not broadcast the average.
 """
 
 import copy

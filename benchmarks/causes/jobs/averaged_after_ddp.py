@@ -1,6 +1,6 @@
 """Gradients that DDP has averaged are averaged again after backward.
 
-The fixed job leaves it to DDP.
+In the fixed job only DDP averages gradients.
 """
 
 import common
@@ -14,7 +14,6 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 
 
 def average_gradients() -> None:
-    """Averages gradients as a script without DDP does."""
     for parameter in ddp.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()

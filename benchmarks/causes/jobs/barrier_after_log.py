@@ -1,4 +1,4 @@
-"""In every step rank 0 writes a line of its log, and then all ranks meet at a barrier."""
+"""In every step rank 0 writes a line to a log, and then all ranks wait at barriers."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Two barriers around each step, left over from timing."""
+"""Each step begins and ends with a barrier, which was once needed to measure times."""
 
 import common
 import torch

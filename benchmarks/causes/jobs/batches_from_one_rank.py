@@ -1,4 +1,4 @@
-"""Rank 0 reads the samples of all ranks, and sends them the batch before each forward pass."""
+"""Rank 0 reads the samples of all ranks, and broadcasts the samples before each forward pass."""
 
 import time
 

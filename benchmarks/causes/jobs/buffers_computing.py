@@ -1,4 +1,4 @@
-"""DDP sends a table of positions and a mask, which never change, before every forward."""
+"""Before every forward pass, DDP sends two buffers that never change: positions and a mask."""
 
 import common
 import torch

@@ -1,6 +1,6 @@
-"""A cached loss runs a DDP backward pass of each mini batch in a hook, and each pass exchanges.
+"""A hook runs a DDP backward pass for each mini batch, and each pass exchanges gradients.
 
-In the fixed job only the last of these passes exchanges gradients.
+In the fixed job only the last pass exchanges gradients.
 """
 
 import contextlib
@@ -27,7 +27,6 @@ for _ in common.steps():
         batches: tuple[torch.Tensor, ...] = batches,
         grads: tuple[torch.Tensor, ...] = grads,
     ) -> None:
-        """Encodes each mini batch again, and runs backward with the gradients of its outputs."""
         for number, (batch, grad) in enumerate(zip(batches, grads, strict=True)):
             early = common.FIXED and number < len(batches) - 1
             with torch.enable_grad(), ddp.no_sync() if early else contextlib.nullcontext():

@@ -1,6 +1,6 @@
-"""Ranks clear a cache every tenth step, in different steps.
+"""The ranks clear their caches in different steps.
 
-The ranks of the fixed job do so in the same step.
+In the fixed job all ranks clear their caches in the same step.
 """
 
 import time

@@ -13,7 +13,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 
 
 def save() -> None:
-    """Saves as slowly as on a slow disk."""
+    """Sleeps in place of writing to a slow disk."""
     time.sleep(0.2)
 
 

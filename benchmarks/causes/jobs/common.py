@@ -1,8 +1,8 @@
-"""Parts that the catalogue's jobs share: two ranks over gloo, layers that sleep or compute.
+"""Code that the catalogue's jobs share.
 
-Each job of this folder trains with one mistake of docs/causes.md, or without it if ``FIXED=1`` is
-in the environment. The jobs are modelled on the public reports that the catalogue names, and
-contain no code from the reports.
+Each job in this folder makes one mistake of docs/causes.md. If ``FIXED=1`` is in the environment,
+the job runs without the mistake. The jobs imitate public reports, but contain no code from these
+reports.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import nn
 #: True for the healthy twin of a job: the same job without the mistake.
 FIXED = os.environ.get("FIXED") == "1"
 STEPS = int(os.environ.get("STEPS", "40"))
-#: Folder with two pipes per rank, through which a benchmark lets two jobs take turns; empty if this
-#: job runs alone. TURN_STEPS is the number of steps in a turn.
+#: Folder with two pipes per rank, by which a benchmark controls the turns of two jobs; empty if
+#: this job runs alone.
 TURNS, TURN_STEPS = os.environ.get("TURNS", ""), int(os.environ.get("TURN_STEPS", "10"))
 
 
 def begin() -> int:
-    """Joins the job and returns the rank. All ranks have one random seed, so equal weights."""
+    """Joins the job and returns the rank; sets the same random seed on all ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -58,21 +58,18 @@ def steps(rank: int | None = None) -> Iterator[int]:
         begin_ns = time.monotonic_ns()
         yield from range(first, first + TURN_STEPS)
         os.write(took, struct.pack("<q", time.monotonic_ns() - begin_ns))
-    os.read(begins, 1)  # the end of one job must not disturb the last turn of the other
+    os.read(begins, 1)  # the end of this job must not disturb the other job's last turn
 
 
 def _of_workers(number: signal.Signals) -> None:
-    """Sends a signal to the workers of DataLoaders.
-
-    Workers are stopped between turns; otherwise they would load ahead during the other job's turn.
-    """
+    """Sends a signal to the workers of DataLoaders, which must not work in the other job's turn."""
     for worker in multiprocessing.active_children():
         if worker.pid is not None:
             os.kill(worker.pid, number)
 
 
 class Sleep(torch.autograd.Function):
-    """Compute that takes a known time in forward, twice this time in backward, and no core."""
+    """Sleeps in place of compute: ``ms`` in forward, and twice as long in backward."""
 
     @staticmethod
     def forward(ctx, x, ms):  # type: ignore[no-untyped-def]
@@ -94,24 +91,23 @@ class Slept(nn.Module):
         self.linear, self.ms = nn.Linear(width, width), ms
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Sleeps, then multiplies."""
         return self.linear(Sleep.apply(x, self.ms))
 
 
 def sleeping(layers: int, width: int, ms: float) -> nn.Sequential:
-    """A model of ``layers`` layers that each take ``ms`` in forward."""
+    """Returns a model of layers that sleep; each layer takes ``ms`` in forward."""
     return nn.Sequential(*(Slept(width, ms) for _ in range(layers)))
 
 
 def computing(layers: int, width: int) -> nn.Sequential:
-    """A model of ``layers`` linear layers that really compute."""
+    """Returns a model of linear layers."""
     parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*parts)
 
 
 def resting(model: nn.Module, width: int, ms: float) -> nn.Sequential:
-    """A model that computes, and then rests for ``ms`` in forward and for twice ``ms`` in backward.
+    """Returns a model that also sleeps: ``ms`` in forward, and twice as long in backward.
 
-    On a host with few cores, the threads of the exchanges then get a core.
+    On a host with few cores, the threads of the exchanges get a core meanwhile.
     """
     return nn.Sequential(model, Slept(width, ms))

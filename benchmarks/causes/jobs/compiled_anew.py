@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
 model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-# Each rank meets new lengths until the end, more than torch's default limit of compiled versions.
+# The job has more lengths than torch's default limit of compiled versions.
 torch._dynamo.config.recompile_limit = 64
 model = torch.compile(model, dynamic=False, backend="aot_eager")
 ddp = DistributedDataParallel(model)

@@ -1,4 +1,4 @@
-"""A detector with tables of anchors as buffers: DDP sends them before every forward pass."""
+"""The buffers of a detector are large tables. DDP sends the tables before every forward pass."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""DDP sends the statistics of a convolutional model's many BatchNorm layers in every forward."""
+"""In every forward pass DDP sends the statistics of many BatchNorm layers."""
 
 import common
 import torch

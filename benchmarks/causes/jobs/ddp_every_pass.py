@@ -1,4 +1,4 @@
-"""Four micro batches per update, each followed by an exchange of all gradients."""
+"""All gradients are exchanged after each of four micro batches."""
 
 import contextlib
 

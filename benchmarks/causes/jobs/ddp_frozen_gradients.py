@@ -1,4 +1,4 @@
-"""DDP exchanges the bucket of a large layer without gradients.
+"""DDP exchanges the bucket of a large layer that is not trained.
 
 The fixed job freezes the layer first.
 """
@@ -12,7 +12,7 @@ common.begin()
 
 
 class Adapted(nn.Module):
-    """A large layer, and a small one that is trained."""
+    """A large layer that is not trained, and small layers that are trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,6 @@ class Adapted(nn.Module):
         self.adapter = common.sleeping(3, 64, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Adds the adapter's outputs to the first 64 outputs of the large layer."""
         return self.backbone(x)[:, :64].detach() + self.adapter(x[:, :64])
 
 

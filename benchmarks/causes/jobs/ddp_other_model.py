@@ -1,6 +1,6 @@
-"""The generator's pass exchanges the discriminator's gradients.
+"""The generator's backward pass also exchanges the discriminator's gradients.
 
-The fixed job freezes these weights.
+In the fixed job the discriminator is frozen during this pass.
 """
 
 import common

@@ -1,4 +1,4 @@
-"""Buckets of a tenth of a megabyte: an all-reduce for every one or two layers."""
+"""DDP's buckets are so small that every one or two layers have an all-reduce."""
 
 import common
 import torch

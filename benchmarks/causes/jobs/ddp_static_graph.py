@@ -17,7 +17,6 @@ class Heads(nn.Module):
         self.used, self.unused = nn.Linear(48, 1), nn.Linear(48, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Calls the first head only."""
         return self.used(self.body(x))
 
 

@@ -1,4 +1,4 @@
-"""In every pass DDP searches a model of many parameters, all used, for unused parameters."""
+"""In every pass DDP searches for unused parameters, although all parameters are used."""
 
 import common
 import torch

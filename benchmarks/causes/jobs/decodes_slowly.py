@@ -1,6 +1,6 @@
-"""Rank 1 decodes samples that are four times as long as rank 0's.
+"""Rank 1 decodes a sample in four times the time of rank 0.
 
-In the fixed job all samples are equally long.
+In the fixed job both ranks take equally long.
 """
 
 import common
@@ -12,8 +12,6 @@ rank = common.begin()
 
 
 class Samples(Dataset):
-    """Samples that are decoded by real compute."""
-
     def __len__(self) -> int:
         return 4 * common.STEPS
 
@@ -26,7 +24,7 @@ class Samples(Dataset):
 
 ddp = DistributedDataParallel(common.resting(common.computing(4, 256), 256, 6))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
-torch.manual_seed(1 + rank)  # samples of its own on each rank
+torch.manual_seed(1 + rank)
 for batch in DataLoader(Samples(), 4):
     ddp(batch / 100).pow(2).mean().backward()
     optimizer.step()

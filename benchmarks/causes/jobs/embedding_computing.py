@@ -1,6 +1,6 @@
-"""An embedding has dense gradients, and the layers after it compute.
+"""An embedding in front of layers that compute has dense gradients.
 
-In the fixed job its gradients are sparse.
+In the fixed job the embedding has sparse gradients.
 """
 
 import common

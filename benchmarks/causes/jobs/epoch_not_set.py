@@ -1,4 +1,4 @@
-"""A DistributedSampler shuffles, but its epoch is never set; the fixed job sets it."""
+"""The epoch of a shuffling DistributedSampler is never set; the fixed job sets the epoch."""
 
 import common
 import torch

@@ -18,7 +18,7 @@ torch.manual_seed(rank)
 
 
 def evaluate() -> float:
-    """Mean square of the outputs over all samples."""
+    """Returns the mean square of all outputs."""
     totals = torch.zeros(2)
     with torch.no_grad():
         for (x,) in loader:

@@ -1,4 +1,4 @@
-"""Rank 0 evaluates real batches every sixth step; in the fixed job each rank evaluates its half."""
+"""In every sixth step rank 0 evaluates alone; in the fixed job each rank evaluates half."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Three micro batches of real compute, each followed by an exchange of all gradients."""
+"""All gradients are exchanged after each of three micro batches; the layers compute."""
 
 import contextlib
 

@@ -13,7 +13,7 @@ optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
 
 def reduce_gradients() -> None:
-    """Reduces one tensor of all gradients."""
+    """Averages all gradients as one tensor."""
     grads = [parameter.grad for parameter in model.parameters()]
     flat = torch.cat([grad.view(-1) for grad in grads])
     dist.all_reduce(flat)

@@ -1,4 +1,4 @@
-"""FSDP2 with four micro batches per update, each followed by reduce-scatters."""
+"""FSDP2 reduces gradients after each of four micro batches."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""FSDP2 with three micro batches of real compute per update, each followed by reduce-scatters."""
+"""FSDP2 reduces gradients after each of three micro batches; the layers compute."""
 
 import common
 import torch

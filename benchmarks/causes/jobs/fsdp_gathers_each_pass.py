@@ -1,4 +1,4 @@
-"""FSDP2 with four micro batches per update, each of which gathers all units anew."""
+"""FSDP2 gathers all units again in each of four micro batches."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""fully_shard takes a stack of blocks as one unit; the fixed job shards each block."""
+"""FSDP2 shards a stack of blocks as one unit; the fixed job shards each block."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""fully_shard on every linear layer of a small model.
+"""FSDP2 shards every linear layer of a small model as a unit.
 
 The fixed job shards blocks of eight layers.
 """

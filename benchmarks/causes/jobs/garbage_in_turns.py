@@ -1,6 +1,6 @@
 """Ranks with many long-lived objects collect garbage in different steps.
 
-The ranks of the fixed job collect it in the same step.
+In the fixed job all ranks collect garbage in the same step.
 """
 
 import gc

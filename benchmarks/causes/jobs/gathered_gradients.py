@@ -1,6 +1,6 @@
-"""FSDP2's gradients are gathered in every step for their norm.
+"""Every step gathers FSDP2's gradients to compute their norm.
 
-The fixed job adds up the norms of the shards.
+The fixed job computes the norm from the shards.
 """
 
 import common

@@ -1,6 +1,6 @@
-"""Losses are reduced over two groups in turns, each with a wait.
+"""Tensors are reduced over two groups in turns, and a wait follows each all-reduce.
 
-The fixed job waits only at the end.
+The fixed job waits only after the last all-reduce.
 """
 
 import common

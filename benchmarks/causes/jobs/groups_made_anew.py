@@ -1,4 +1,4 @@
-"""A process group is made for the loss of each step; the fixed job keeps one."""
+"""Each step makes a process group for its loss; the fixed job keeps one group."""
 
 import common
 import torch

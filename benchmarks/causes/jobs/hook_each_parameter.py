@@ -1,6 +1,6 @@
-"""A hook on each parameter reduces its gradient while backward waits.
+"""A hook on each parameter reduces the parameter's gradient while backward waits.
 
-In the fixed job DDP does it.
+In the fixed job DDP reduces the gradients.
 """
 
 import common
@@ -13,7 +13,6 @@ model = common.resting(common.computing(12, 192), 192, 8)
 
 
 def reduce_gradient(grad: torch.Tensor) -> torch.Tensor:
-    """Averages a gradient over the ranks as soon as it is ready."""
     grad = grad / dist.get_world_size()
     dist.all_reduce(grad)
     return grad

@@ -1,4 +1,4 @@
-"""Embeddings at the model's input have dense gradients; the fixed job's gradients are sparse."""
+"""The embedding at the model's input has dense gradients; in the fixed job they are sparse."""
 
 import common
 import torch

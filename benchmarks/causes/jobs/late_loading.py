@@ -23,10 +23,9 @@ class Samples(Dataset):
 
 
 def main() -> None:
-    """Trains one epoch."""
     ddp = DistributedDataParallel(common.sleeping(3, 64, 5))
     optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
-    torch.manual_seed(1 + rank)  # samples of its own on each rank
+    torch.manual_seed(1 + rank)
     workers = {"num_workers": 1, "prefetch_factor": 4} if common.FIXED else {}
     for batch in DataLoader(Samples(), 8, **workers):
         ddp(batch).pow(2).mean().backward()

@@ -1,4 +1,4 @@
-"""Rank 0 writes histograms of all weights in every step; the fixed job does so every hundredth."""
+"""Rank 0 writes histograms of all weights in every step; the fixed job, in every hundredth step."""
 
 import time
 

@@ -1,6 +1,6 @@
-"""The loss that is shown is reduced in every micro batch.
+"""The loss for the log is reduced in every micro batch.
 
-The fixed job reduces the sum of a step.
+The fixed job reduces the sum of these losses once per step.
 """
 
 import contextlib

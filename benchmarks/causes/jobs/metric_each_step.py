@@ -1,4 +1,4 @@
-"""A metric gathers each of its states, after a barrier and a gather of sizes.
+"""For each state of a metric there is a barrier, a gather of sizes and a gather of values.
 
 The fixed job reduces all states in one call.
 """
@@ -14,7 +14,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 
 
 def gathered(value: torch.Tensor) -> torch.Tensor:
-    """Gathers a value of all ranks in the way in which metric libraries gather each state."""
+    """Gathers a value of all ranks, like libraries of metrics."""
     dist.barrier()
     size = torch.tensor(value.shape)
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]

@@ -1,4 +1,4 @@
-"""The norm of each gradient is reduced on its own; the fixed job stacks the norms in one tensor."""
+"""The norms of the gradients are reduced one by one; the fixed job reduces them as one tensor."""
 
 import common
 import torch

@@ -1,6 +1,6 @@
-"""Objects are gathered every fifth step, as metrics are in some trainers.
+"""Every fifth step gathers objects, as some trainers do with metrics.
 
-The fixed job gathers them every hundredth step.
+In the fixed job only every hundredth step gathers objects.
 """
 
 import common

@@ -1,4 +1,4 @@
-"""A stack of layers that compute, sharded as one unit; the fixed job shards each pair of layers."""
+"""FSDP2 shards a stack of layers that compute as one unit; the fixed job shards pairs of layers."""
 
 import common
 import torch

@@ -13,11 +13,9 @@ class Drawn(Dataset):  # type: ignore[type-arg]
     """Samples that take half a millisecond each to load."""
 
     def __len__(self) -> int:
-        """Enough samples for one pass over the data."""
         return 32 * (common.STEPS + 1)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Draws a sample."""
         time.sleep(0.0005)
         return torch.randn(128)
 

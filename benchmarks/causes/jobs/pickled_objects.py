@@ -1,6 +1,6 @@
 """A dictionary of statistics is gathered as an object in every step.
 
-The fixed job does so in every hundredth step only.
+In the fixed job only every hundredth step gathers the dictionary.
 """
 
 import common

@@ -1,4 +1,4 @@
-"""A detector's loss, in forward, reduces each level's number of positives in a call of its own.
+"""A detector reduces the numbers of positives of its levels one by one.
 
 The fixed job reduces the numbers of all levels in one call.
 """
@@ -21,7 +21,6 @@ class Detector(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(64, 32) for _ in range(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the loss."""
         levels = [head(features) for features in [self.body(x)] for head in self.heads]
         positives = torch.stack([(level > 0).sum().float() for level in levels])
         for part in [positives] if common.FIXED else positives.split(1):

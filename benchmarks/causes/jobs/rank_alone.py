@@ -1,4 +1,4 @@
-"""Rank 0 evaluates every eighth step; in the fixed job each rank evaluates its own half."""
+"""In every eighth step rank 0 evaluates alone; in the fixed job each rank evaluates half."""
 
 import common
 import torch

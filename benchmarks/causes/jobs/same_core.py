@@ -1,4 +1,4 @@
-"""OpenMP or a launcher may bind all ranks to one core, as here.
+"""All ranks are bound to one core, as OpenMP or a launcher may do.
 
 The ranks of the fixed job use all cores.
 """

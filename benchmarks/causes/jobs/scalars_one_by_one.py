@@ -1,4 +1,4 @@
-"""Two dozen metrics are reduced one after the other in every step, each read with item()."""
+"""Every step reduces two dozen metrics one by one, and reads each metric with item()."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Buckets of ten kilobytes between layers that sleep."""
+"""DDP's buckets are very small, and the layers sleep."""
 
 import common
 import torch

@@ -1,7 +1,7 @@
-"""Every norm layer takes means over the batches of all ranks.
+"""Every norm layer computes means over the batches of all ranks.
 
-In the fixed job they are means over the rank's own batch. It uses the same class of norm layer, so
-that only the exchange differs: a fused BatchNorm would also spare compute.
+In the fixed job a rank computes means over its own batch. Both jobs have the same class of norm
+layer, because torch's BatchNorm needs less compute.
 """
 
 import common
@@ -23,7 +23,7 @@ def exchanged(x: torch.Tensor) -> torch.Tensor:
 
 
 class Mean(torch.autograd.Function):
-    """Mean over the ranks, as SyncBatchNorm takes it on GPUs."""
+    """Mean over the ranks, as in SyncBatchNorm, which needs GPUs."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -38,7 +38,6 @@ class Norm(nn.BatchNorm1d):
     """Normalises by statistics of all ranks."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Exchanges mean and mean square."""
         mean, square = Mean.apply(torch.cat([x.mean(0), x.pow(2).mean(0)])).chunk(2)
         return (x - mean) * torch.rsqrt(square - mean**2 + self.eps) * self.weight + self.bias
 

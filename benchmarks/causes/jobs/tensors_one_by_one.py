@@ -1,6 +1,6 @@
 """Gradients are averaged in a loop over the parameters.
 
-The fixed job leaves the averaging to DDP.
+In the fixed job DDP averages the gradients.
 """
 
 import common

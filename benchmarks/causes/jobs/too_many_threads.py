@@ -1,6 +1,6 @@
 """Each rank computes with eight threads on few cores.
 
-The ranks of the fixed job have one thread each.
+In the fixed job each rank has one thread.
 """
 
 import common

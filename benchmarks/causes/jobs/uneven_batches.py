@@ -1,4 +1,4 @@
-"""Each rank draws the size of its batches, and all wait for the largest.
+"""Each rank draws the size of its batches, and all ranks wait for the largest batch.
 
 The fixed job divides the same samples evenly.
 """
@@ -21,7 +21,6 @@ class Reader(torch.nn.Module):
         self.layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Sleeps in proportion to the rows, then multiplies."""
         return self.layers(common.Sleep.apply(x, x.shape[0] / 8))
 
 

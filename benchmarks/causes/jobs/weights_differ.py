@@ -9,7 +9,6 @@ model = common.computing(4, 128)
 
 
 def draw() -> None:
-    """Draws weights, like a rank that loads or draws its own weights."""
     torch.manual_seed(rank)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Epochs of five batches; the loader starts its workers anew for each epoch.
+"""An epoch has only five batches, and the loader starts new workers for each epoch.
 
 The fixed job's workers keep running.
 """

@@ -1,6 +1,6 @@
 """ZeRO's optimizer sends each parameter in its own broadcast.
 
-The fixed job sends a few large ones.
+In the fixed job the optimizer sends a few large broadcasts.
 """
 
 import common

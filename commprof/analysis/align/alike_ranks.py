@@ -1,4 +1,4 @@
-"""Neighbouring ranks with equal process groups: their joined tables need one computation only."""
+"""Finds adjacent ranks with equal process groups, whose tables can be processed together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commprof.trace.reader import Trace
 def alike_ranks(traces: Sequence[Trace]) -> list[slice]:
     """Returns slices of adjacent ranks with the same groups and the same kind of recording.
 
-    The ranks of a slice describe their groups alike, except for their own rank in each group.
+    In a slice, descriptions of a group differ only in the rank's own place in the group.
     """
     bounds = [0]
     for _, row in itertools.groupby(traces, _described):
@@ -30,7 +30,7 @@ def _described(trace: Trace) -> Hashable:
 
 
 def sizes_of_groups(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
-    """Number of ranks in the group of each collective of all ranks; 0 for an unknown group."""
+    """Returns the number of ranks in the group of each collective; 0 for an unknown group."""
     return joined_column(
         _sizes_in_row(traces[rows.start], tables[rows]) for rows in alike_ranks(traces)
     )

@@ -1,4 +1,4 @@
-"""Arrival times of all ranks at their collectives and gradient buckets, and who came last."""
+"""Finds when ranks arrive at collectives and gradient buckets, and which rank comes last."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def _none() -> Ints:
 class BucketArrivals:
     """Gradient buckets of one rank, in the order in which commprof recorded them.
 
-    A hook may exchange a bucket using several messages or collectives in sequence, each issued as
-    the exchange proceeds. So a rank counts as arrived once its gradients are ready.
+    A hook may exchange a bucket in several collectives that it issues one after another. So a rank
+    counts as arrived when its gradients are ready.
     """
 
     #: Id of the backward pass that waited for the bucket; -1 if unknown.
     graph_task: Ints = field(default_factory=_none)
     ready_ns: Ints = field(default_factory=_none, metadata=MOMENT)
-    #: Time at which the bucket's mean was ready; 0 if not recorded.
+    #: Time at which the mean of the ranks' gradients was ready; 0 if not recorded.
     end_ns: Ints = field(default_factory=_none, metadata=MOMENT)
-    #: Time at which the last rank's gradients were ready; see ``Arrivals``.
+    #: Time at which the last rank's gradients were ready; 0 if a rank did not record the bucket.
     last_arrival_ns: Ints = field(default_factory=_none, metadata=MOMENT)
     late_rank: Narrow = field(default_factory=_none)
-    #: Index of the bucket's exchange, the same on all ranks, and larger than any index in
-    #: ``Arrivals.collective``; -1 if not all ranks of the group recorded the bucket.
+    #: Index of the bucket's exchange, the same on all ranks; -1 if a rank of the group did not
+    #: record the bucket. All indices in ``Arrivals.collective`` are smaller.
     number: Ints = field(default_factory=_none)
 
     def __len__(self) -> int:
@@ -47,30 +47,30 @@ class BucketArrivals:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """For each row of one rank's ``Collectives`` table: the last arrival that this rank awaits.
+    """The last arrival that one rank awaits, for each row of its ``Collectives`` table.
 
     :mod:`commprof.analysis.align.matching` explains which arrivals a rank awaits.
     """
 
-    #: Issue time of the rank that arrived last; 0 if not all ranks of the group were recorded.
+    #: Issue time of the rank that arrived last; 0 if a rank of the group was not recorded.
     last_arrival_ns: Ints = field(metadata=MOMENT)
     #: Global rank that arrived last; -1 if unknown.
     late_rank: Narrow
-    #: Index of the collective, the same on all ranks; -1 if not all ranks were recorded.
+    #: Index of the collective, the same on all ranks; -1 if a rank of the group was not recorded.
     collective: Ints
-    #: Buckets of the same rank.
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
 
     def without_times(self) -> Arrivals:
         """Returns a copy without times and late ranks.
 
-        They are needed only to divide waits into waiting for late ranks and transfer.
+        Times and late ranks are needed only to divide waits into waiting for late ranks and
+        transfer.
         """
         return replace(self, last_arrival_ns=_none(), late_rank=_none())
 
 
 def clocks_are_shared(traces: Sequence[Trace]) -> bool:
-    """True if all ranks read the same CLOCK_MONOTONIC: one machine, boot and time namespace."""
+    """True if all ranks read the same CLOCK_MONOTONIC, in one boot and one time namespace."""
     if len(traces) == 1:
         return True
     keys = {
@@ -83,10 +83,10 @@ def clocks_are_shared(traces: Sequence[Trace]) -> bool:
 def match_arrivals(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> list[Arrivals]:
-    """Finds the last arrival that each rank awaits, per collective and message.
+    """Finds the last arrival that each rank awaits, for each collective and message.
 
-    Collectives and messages are matched with :func:`matching.match`. Times must be on a common
-    clock, see :func:`clocks_are_shared`.
+    ``matching`` is the result of :func:`matching.match`. Times must be on a common clock, see
+    :func:`clocks_are_shared`.
     """
     issue_ns = joined(tables, "issue_ns")
     awaited = last_awaited(matching, traces, tables, issue_ns)
@@ -99,8 +99,8 @@ def match_arrivals(
 def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketArrivals]:
     """Finds the last rank to arrive at each gradient bucket of the models given to ``attach``.
 
-    If not all ranks of the group recorded the bucket, ``last_arrival_ns`` is 0; ``late_rank`` and
-    ``number`` are -1.
+    If a rank of the group did not record a bucket, the bucket's ``last_arrival_ns`` is 0, and its
+    ``late_rank`` and ``number`` are -1.
 
     Args:
         traces: traces of the ranks, on a common clock.
@@ -129,11 +129,10 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
 
 
 def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[Ints, Ints]:
-    """Returns each bucket's key, the same on all ranks, and its group's size (0 if unknown).
+    """Returns each bucket's key, equal on all ranks, and its group's size (0 if unknown).
 
-    Buckets of two models with parameters of the same shapes may agree in group, ``seq``, ``index``
-    and ``signature``. The order of such buckets then distinguishes them; they match only if all
-    ranks have the same number of them.
+    Buckets of two models may agree in group, ``seq``, ``index`` and ``signature``. So the key also
+    contains the number of such buckets, and the bucket's position among them.
     """
     groups = {
         group.id: (names.setdefault(group.name, len(names)), group.size)
@@ -154,9 +153,9 @@ def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[I
 
 
 def backward_of(table: Buckets, finalizations: Finalizations) -> Ints:
-    """Finds the backward pass of each bucket: the next that ends in the bucket's thread.
+    """Finds the backward pass of each bucket: the next pass that ends in the bucket's thread.
 
-    A pass ends with a finalisation, in which DDP waits for all buckets.
+    A pass ends when DDP has waited for all buckets. The result is -1 if no pass ends later.
     """
     result = np.full(len(table), -1, dtype=np.int64)
     span = finalizations.span

@@ -1,4 +1,4 @@
-"""Offset, drift and error bound between the ranks' clocks."""
+"""Maps the ranks' clocks to rank 0's clock, with a bound on the error."""
 
 from __future__ import annotations
 
@@ -21,31 +21,30 @@ from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: A clock comparison counts as disturbed, and is left out, if its error bound is more than this
-#: many times the bound that better comparisons give for the same time. Between comparisons, the
-#: drift is assumed to change by up to ``UNSEEN_WANDER``, for example with a crystal's temperature.
+#: A clock comparison is left out if its error bound is more than this many times the bound that
+#: better comparisons give for the same time.
 _DISTURBED = 3.0
-#: Comparisons closer together than this do not determine drift: only the best of them is kept.
+#: Of comparisons that are closer together than this, only the best is kept, because such
+#: comparisons do not determine the drift.
 _APART_NS = 100_000_000
 
 
 @dataclass(frozen=True)
 class ClockMap:
-    """Map of one clock's times to rank 0's clock, based on comparisons at known times.
+    """Maps one clock's times to rank 0's clock, based on comparisons at certain times.
 
-    Between two comparisons, the offset is interpolated; before the first and after the last, it
-    changes by ``rate`` ns per ns. A map without comparisons is for a clock that is rank 0's own.
+    Between two comparisons, the offset is interpolated. Before the first comparison and after the
+    last, the offset changes by ``rate`` ns per ns. The map of rank 0's own clock has no
+    comparisons.
     """
 
     #: Times of the comparisons on this clock, ascending.
     at_ns: Ints
-    #: Rank 0's clock minus this clock.
+    #: Rank 0's clock minus this clock, at each comparison.
     offset_ns: Ints
-    #: Bound on each offset's error.
     error_ns: Floats
-    #: Drift before the first and after the last comparison: ns of offset gained per ns.
+    #: Drift before the first comparison and after the last: ns of offset gained per ns.
     rate: float
-    #: Bound on the error of ``rate``.
     rate_error: float
     #: Smallest change of drift, in ns per ns, that explains the comparisons; 0 if a constant drift
     #: explains them.
@@ -69,11 +68,10 @@ class ClockMap:
         return own_ns + self.offset_ns[0] + np.rint(gained).astype(np.int64)
 
     def error(self, own_ns: Ints) -> Floats:
-        """Bound on the error of :meth:`to_common` at times of this clock, in ns.
+        """Returns a bound on the error of :meth:`to_common`, in ns, at times of this clock.
 
-        Between two comparisons, the bound is their interpolated bound, plus ``wander`` times the
-        time to the nearer comparison. Before the first comparison or after the last, it is that
-        comparison's bound, plus (``rate_error`` + ``wander``) times the time to that comparison.
+        The bound grows with the time to the nearest comparison: by ``wander`` between comparisons,
+        and by ``rate_error`` + ``wander`` before the first comparison and after the last.
         """
         if self.is_same_clock:
             return np.zeros(len(own_ns))
@@ -89,17 +87,16 @@ class ClockMap:
 
 
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
-#: Map of a clock to itself.
 SAME_CLOCK = ClockMap(_NO_INTS, _NO_INTS, np.zeros(0), 0.0, 0.0, 0.0)
 
 
 def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
-    """Fits a map to the most precise comparisons, as ``_chosen`` selects them.
+    """Fits a map to the most precise comparisons.
 
     Args:
         at_ns: times of at least one comparison on the clock to map, in any order.
         offset_ns: rank 0's clock minus the clock to map, at each comparison.
-        error_ns: bound on each offset's error.
+        error_ns: bound on the error of each offset.
     """
     chosen = _chosen(at_ns, error_ns)
     at, offset, error = at_ns[chosen], offset_ns[chosen], error_ns[chosen].astype(np.float64)
@@ -108,7 +105,7 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
     length = np.diff(at).astype(np.float64)
     rates = np.diff(offset) / length
     unsure = (error[1:] + error[:-1]) / length
-    # The true drift between two comparisons lies in rates +- unsure; if these ranges do not
+    # The true drift between two comparisons lies in rates +- unsure. If these ranges do not
     # overlap, the drift changed.
     wander = max(0.0, float((rates - unsure).max() - (rates + unsure).min()))
     span = float(at[-1] - at[0])
@@ -119,11 +116,11 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
 
 
 def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
-    """Chooses the comparisons that a map is fitted to; returns their indices, sorted by time.
+    """Returns the indices of the comparisons that a map is fitted to, sorted by time.
 
-    Comparisons are tried in order of their error bounds, the smallest first. A comparison is left
-    out if it is close in time to a chosen comparison, or if its error bound is more than
-    ``_DISTURBED`` times the bound that the chosen comparisons give for the same time.
+    Comparisons with the smallest error bounds are chosen first. A comparison is left out if it is
+    close in time to a chosen comparison, or if its error bound is more than ``_DISTURBED`` times
+    the bound that the chosen comparisons give for the same time.
     """
     kept: list[tuple[int, int]] = []
     errors = error_ns.tolist()
@@ -135,11 +132,11 @@ def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
 
 
 def _error_bound(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
-    """Returns a bound, in ns, on the offset's error at ``time_ns``, from the kept comparisons.
+    """Returns the bound, in ns, that the kept comparisons give for the offset's error.
 
-    ``kept`` has a pair for each kept comparison: its time in ns, and its position in ``errors``.
-    Returns infinity if ``kept`` is empty. Returns -1 if a kept comparison is less than
-    ``_APART_NS`` from ``time_ns``: the caller then leaves out the comparison at ``time_ns``.
+    Returns infinity if no comparison is kept, and -1 if a kept comparison is less than
+    ``_APART_NS`` from ``time_ns``. ``kept`` has a pair for each kept comparison: its time in ns,
+    and its position in ``errors``.
     """
     place = bisect(kept, (time_ns, 0))
     beside = kept[max(0, place - 1) : place + 1]
@@ -159,15 +156,15 @@ def _error_bound(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns
     return errors[near] + (unsure + UNSEEN_WANDER) * distance
 
 
-#: Identifies a clock: boot ID and time namespace of its ranks; if both are unknown, the rank.
+#: Identifies a clock by the boot ID and time namespace of its ranks; if both are unknown, by the
+#: rank.
 _Clock = tuple[str, str] | int
 
 
 def rank_clocks(traces: Sequence[Trace]) -> list[ClockMap] | None:
     """Returns the map from each rank's clock to rank 0's; None if the map of a rank is unknown.
 
-    Ranks of one boot and time namespace share a clock: one map is fitted to the comparisons of
-    all of them. The clock that rank 0 uses needs no comparison.
+    Ranks with the same boot and time namespace share a clock, and so a map.
     """
     if clocks_are_shared(traces):
         return [SAME_CLOCK] * len(traces)
@@ -204,12 +201,11 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
 def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -> float:
     """Returns the largest error bound, in µs, of issue times that are mapped to rank 0's clock.
 
-    ``traces`` hold the issue times of collectives on each rank's own clock. Returns 0 if all ranks
-    share one clock, and NaN if clocks cannot be compared.
+    ``traces`` have times on each rank's own clock. Returns 0 if all ranks share one clock, and NaN
+    if clocks cannot be compared.
     """
     if clocks is None:
         return math.nan
-    # Ranks of one host share a map: their times are mapped together.
     of_clocks: dict[int, tuple[ClockMap, list[Records]]] = {}
     for clock, trace in zip(clocks, traces, strict=True):
         of_clocks.setdefault(id(clock), (clock, []))[1].append(trace.records)
@@ -222,9 +218,9 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
 
 
 def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
-    """Fits a map from the common clock of the ranks of ``traces`` to rank 0's clock.
+    """Fits a map from the clock that the ranks of ``traces`` share to rank 0's clock.
 
-    Uses all comparisons with rank 0's clock in ``traces``; None if there are no comparisons.
+    Returns None if ``traces`` hold no comparisons with rank 0's clock.
     """
     of_ranks = [trace.records for trace in traces]
     # A signed offset is recorded as its two's complement.

@@ -1,10 +1,14 @@
-"""Moves a trace of device collectives to the timeline of the device's stream.
+"""Converts a trace of device collectives to the timeline of the device's compute stream.
 
-A host that drives a GPU runs ahead of the GPU: the host's times tell when work was enqueued. If the
-capture recorded device events on the streams, the records of the training thread get the times of
-the compute stream: steps and phases begin and end when the stream reached them, a collective is
-issued when the stream was ready for it, and a wait is an interval in which the stream stood still.
-The result is an ordinary trace that every analysis can read.
+A host that drives a GPU runs ahead of the GPU: the host's times show when work was enqueued. If the
+capture recorded device events on the streams, the records of the training thread get times of the
+compute stream instead:
+
+- a step or phase begins and ends when the stream reached its begin and its end
+- a collective is issued when the stream was ready for the collective
+- a wait is an interval in which the stream waited
+
+Every analysis can read the resulting trace.
 """
 
 from __future__ import annotations
@@ -30,12 +34,11 @@ Ints = npt.NDArray[np.int64]
 def on_device_timeline(trace: Trace) -> Trace:
     """Returns the trace with times from its device events; the same trace if it has none.
 
-    Collectives of CPU tensors, and records before the first event, keep the host's times.
-    The result lacks:
+    Collectives of CPU tensors, and records before the first event, keep the host's times. The
+    result lacks:
 
-    - the host's waits, which need not delay a stream (ends that only these waits show are kept)
-    - the host's run delay (time without a core), which need not delay a stream either
-    - the waits of streams other than the compute stream
+    - waits and run delay (time without a core) of the host, which need not delay a stream
+    - waits of streams other than the compute stream
     - steps and phases whose events were lost
     """
     if not has_device_times(trace):
@@ -58,16 +61,16 @@ def on_device_timeline(trace: Trace) -> Trace:
 
 
 def has_device_times(trace: Trace) -> bool:
-    """True if device events give times at which a stream was ready for a collective or waited."""
+    """True if device events show when a stream waited, or was ready for a collective."""
     return any(len(of_kind(trace.records, kind)) for kind in (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
 
 
 def device_collectives(trace: Trace) -> int:
-    """Number of collectives that the rank issued on a device; counted once per trace."""
+    """Returns the number of collectives that the rank issued on a device."""
     if device_collectives not in trace.tables:
         parts = in_parts(trace.records, Kind.ISSUE, "flags")
         trace.tables[device_collectives] = sum(
-            # flags that all calls share are stored once
+            # with a stride of 0, one stored value holds for all calls
             len(flags) * bool(flags[0] & schema.FLAG_DEVICE_ASYNC)
             if len(flags) and flags.strides == (0,)
             else int((flags & schema.FLAG_DEVICE_ASYNC != 0).sum())
@@ -78,7 +81,7 @@ def device_collectives(trace: Trace) -> int:
 
 
 def timed_collectives(trace: Trace) -> int:
-    """Number of device collectives whose completion or wait was timed by a device event."""
+    """Returns the number of device collectives with a completion or wait timed by an event."""
     records = trace.records
     flags = in_parts(records, Kind.END, "flags")
     by_event = any((part & schema.FLAG_DEVICE_TIME != 0).any() for (part,) in flags)
@@ -89,7 +92,7 @@ def timed_collectives(trace: Trace) -> int:
     timed = np.concatenate((*ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
     if not len(timed):
         return 0
-    # a full ring buffer of records may have dropped an operation's issue record
+    # the ring of records may have been full when an operation was issued
     issues = in_parts(records, Kind.ISSUE, "op_id", "flags")
     on_device = [op_id[flags & schema.FLAG_DEVICE_ASYNC != 0] for op_id, flags in issues]
     op_id = ints(np.concatenate((*on_device, timed[:0])))
@@ -97,12 +100,11 @@ def timed_collectives(trace: Trace) -> int:
 
 
 def clock_error_ns(trace: Trace) -> float:
-    """Largest error bound, in ns, of device times against the host's clock; NaN without anchors.
+    """Returns the largest error bound, in ns, of device times on the host's clock.
 
-    An anchor is a comparison of the two clocks and records the error bound of this comparison. It
-    also records the largest error bound of the device times that were converted to the host's clock
-    since the previous anchor. If no anchor holds such a bound (in older traces, or with a single
-    anchor), the result is the largest bound of a comparison, which may be far too large.
+    Anchors are comparisons of the two clocks. An anchor records the error bound of the comparison,
+    and the largest bound of the device times since the previous anchor. If no anchor has the second
+    bound, as in older traces, the result may be far too large. Without anchors it is NaN.
     """
     anchors = of_kind(trace.records, Kind.DEVICE_CLOCK)
     if len(anchors) == 0:
@@ -138,13 +140,12 @@ class _Stream(NamedTuple):
     stream: int
 
     def of(self, records: Records) -> Records:
-        """Returns the records that belong to this stream."""
         on_it = (records["seq"] == self.device) & (records["bytes_out"] == self.stream)
         return records.compress(on_it)
 
 
 def _computing_stream(records: Records) -> _Stream:
-    """Returns the stream with the most phases, or if there are no phases, with the most waits."""
+    """Returns the stream with the most phases; without phases, the stream with the most waits."""
     for kind in (Kind.DEVICE_PHASE, Kind.DEVICE_WAIT):
         stretches = of_kind(records, kind)
         streams, times = np.unique(stretches[["seq", "bytes_out"]], return_counts=True)
@@ -163,7 +164,7 @@ def _training_thread(records: Records) -> int:
 def _issues(records: Records) -> Records:
     """Returns the issue records, each with the time when its stream was ready for the operation.
 
-    An operation in the caller's own stream is recorded as a wait; it counts as issued when that
+    An operation in the caller's own stream is recorded as a wait, and counts as issued when this
     wait begins. Operations that autograd's thread issues in backward are attributed to the training
     thread, because both threads feed one stream.
     """
@@ -184,17 +185,10 @@ def _issues(records: Records) -> Records:
 
 
 def _buckets(records: Records, issued: Records) -> Records:
-    """Returns DDP's bucket records.
+    """Returns DDP's bucket records, ready when the stream reached their first collectives.
 
-    A bucket counts as ready when the stream reached the bucket's first collective.
-
-    A bucket's collectives are those that were issued while the bucket was launched, by the thread
-    that launched it. The bucket gets the thread of its first collective. Buckets without a device
-    collective are unchanged.
-
-    Args:
-        records: as they were recorded.
-        issued: result of :func:`_issues`.
+    A bucket's collectives are those that its thread issued while it launched the bucket. Buckets
+    without a device collective are unchanged. ``issued`` is the result of :func:`_issues`.
     """
     found = of_kind(records, Kind.BUCKET).copy()
     host = of_kind(records, Kind.ISSUE)
@@ -217,7 +211,7 @@ def _boundaries(records: Records) -> Records:
     """Returns the step boundaries with the times of their device events.
 
     A boundary that ends a step is left out if its event was lost. A boundary that only begins a
-    step keeps the host's time if it has no event, because it may lie before the first event.
+    step then keeps the host's time, because it may lie before the first event.
     """
     steps = of_kind(records, Kind.STEP).copy()
     marks = of_kind(records, Kind.DEVICE_STEP)
@@ -239,7 +233,6 @@ def _phases(records: Records) -> Records:
 
 
 def _waits(records: Records, stream: _Stream) -> Records:
-    """Returns the waits of the compute stream, whichever thread enqueued them."""
     found = stream.of(of_kind(records, Kind.DEVICE_WAIT)).copy()
     found["kind"] = Kind.WAIT
     found["thread"] = _training_thread(records)
@@ -249,9 +242,9 @@ def _waits(records: Records, stream: _Stream) -> Records:
 def _ends_by_wait(records: Records) -> Records:
     """Returns the ends of host operations whose end is known only from their first wait.
 
-    Such operations are gloo's messages and reduce-scatters. A wait that blocked becomes the record
-    of an end. A wait that did not block stays a wait, with length 0: the operation may have been
-    complete before the wait began.
+    Such operations are gloo's messages and reduce-scatters. A wait that blocked becomes an end. A
+    wait that did not block stays a wait of length 0, because the operation may have been complete
+    before.
     """
     issues = of_kind(records, Kind.ISSUE)
     on_host = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) == 0]
@@ -273,9 +266,8 @@ def _ends_by_wait(records: Records) -> Records:
 def _finalizations(records: Records, stream: _Stream) -> Records:
     """Makes records of DDP's finalisations on the device.
 
-    In a finalisation, at the end of a backward pass, DDP waits for all buckets. The record of
-    its end has a field for CPU time, which here holds the time in ns in which the stream copied
-    buckets.
+    In a finalisation, at the end of a backward pass, DDP waits for all buckets. In the record of
+    the end, the field for CPU time holds the time in ns in which the stream copied buckets.
     """
     found = stream.of(of_kind(records, Kind.DEVICE_FINALIZE))
     found = found[columns.finalises(found["op_id"], found["flags"])]
@@ -308,10 +300,10 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
 def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
     """Returns the part of a finalisation, in ns, in which the stream copied and did not wait.
 
-    DDP's loop waits for a bucket, copies it, and goes on to the next. If copying takes c ns per
-    byte and bucket i is complete at end_i, the loop ends at the largest of ``c * (all bytes)`` and,
-    for each i, ``end_i + c * (bytes of bucket i and all after it)``. The result is
-    ``c * (all bytes)``, with c chosen so that the loop ends at ``window_ns``.
+    DDP waits for a bucket, copies it, and goes on to the next bucket. If copying takes c ns per
+    byte and bucket i is complete at end_i, DDP is done at the largest of ``c * (all bytes)`` and,
+    for each i, ``end_i + c * (bytes of bucket i and all later buckets)``. The result is ``c * (all
+    bytes)``, with c chosen so that DDP is done at ``window_ns``.
 
     Args:
         window_ns: length of the finalisation.
@@ -330,14 +322,13 @@ def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
 
 
 def _numbers(records: Records, *names: str) -> Iterator[tuple[int, ...]]:
-    """Yields the named fields of each record as Python integers."""
     return zip(*(records[name].tolist() for name in names), strict=True)
 
 
 def _same_moment(marks: Records, host: Records) -> Ints:
     """Returns, per host record, the row of its device record in ``marks``; -1 if it has none.
 
-    A device record has the thread of its host record, and in ``bytes_in`` the host record's time.
+    A device record has the thread of its host record, and the host record's time in ``bytes_in``.
     """
     row_of = {key: row for row, key in enumerate(_numbers(marks, "thread", "bytes_in"))}
     wanted = _numbers(host, "thread", "timestamp_ns")

@@ -9,16 +9,13 @@ from typing import Any, TypeAlias
 from commprof.text import named_ranks
 from commprof.trace.reader import Trace
 
-#: A machine, and one of its network namespaces: ranks with the same machine and namespace share
-#: interfaces.
+#: A machine, and one of its network namespaces. Ranks of one host share network interfaces.
 Host: TypeAlias = "tuple[str, str]"
 
-#: Interface of a host to itself; all other interfaces lead outward.
 LOOPBACK = "lo"
-#: An interface counts as idle if it sent at most this fraction of the bytes of the interface in
-#: use.
+#: An idle interface sent at most this fraction of the bytes that the interface in use sent.
 _NEARLY_NOTHING = 0.01
-#: Bytes of headers per segment: Ethernet; IP and TCP.
+#: Bytes of the Ethernet header, and of the IP and TCP headers, in each segment.
 _ETHERNET, _IP_AND_TCP = 14, 52
 
 
@@ -34,24 +31,24 @@ def ddp_logs(trace: Trace) -> list[Mapping[str, Any]]:
 
 
 def trained_no_ddp(trace: Trace) -> bool:
-    """True if the capture ended without having seen a DDP model train.
+    """True if it is known that no DDP model was trained while capture ran.
 
-    All-reduces in backward then belong to HSDP, tensor parallelism or the script itself. False
-    if this is not known, as for a killed rank, or in another profiler's recording.
+    For a killed rank, and in another profiler's recording, this is not known.
     """
     found = cross_check_sources(trace)
     return found.get("ddp_logs") == [] and not found.get("ddp_models")
 
 
 def logged_bucket_sizes(log: Mapping[str, Any], key: str) -> list[int]:
-    """Returns the bucket sizes in bytes under ``key`` of DDP's log; empty if it has none."""
+    """Returns the bucket sizes in bytes under ``key`` of DDP's log; empty if there are none."""
     return [int(size) for size in str(log.get(key) or "").split(",") if size.strip().isdecimal()]
 
 
 def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
-    """Returns the metadata that this trace's own capture wrote under ``key``; empty if none.
+    """Returns the metadata that this trace's own capture wrote under ``key``; else empty.
 
-    A trace may inherit metadata from an earlier capture of the same process.
+    A trace may inherit metadata from an earlier capture of the same process. Such metadata is left
+    out.
     """
     found = trace.metadata.get(key)
     if not isinstance(found, dict):
@@ -62,7 +59,7 @@ def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
 
 
 def sent_by_interface(trace: Trace) -> dict[str, int]:
-    """Bytes that each interface of the host sent while capture ran; empty if not known."""
+    """Returns the bytes that each interface sent while capture ran; empty if not known."""
     interfaces = cross_check_sources(trace).get("interfaces")
     return {
         str(name): counters["sent_bytes"]
@@ -72,7 +69,7 @@ def sent_by_interface(trace: Trace) -> dict[str, int]:
 
 
 def machine_of(trace: Trace) -> str:
-    """Identifies a rank's machine by the kernel's boot ID or, if that is unknown, the hostname."""
+    """Returns the kernel's boot ID of a rank's machine; if it is unknown, the hostname."""
     machine = trace.metadata["machine"]
     return str(machine["boot_id"] or machine["hostname"])
 
@@ -80,9 +77,9 @@ def machine_of(trace: Trace) -> str:
 def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
     """Returns the host of each trace's rank; None if it is unknown.
 
-    A trace may lack the network namespace: older versions of commprof wrote it only at the end of
-    capture, which a killed rank does not reach. Such a rank gets the host that other traces of the
-    same machine give. If these give several hosts, the rank's host is unknown.
+    The trace of a killed rank may lack the network namespace, which older versions of commprof
+    wrote at the end of capture. If the other ranks of the machine are all on one host, the killed
+    rank gets this host.
     """
     named = [(machine_of(trace), _network_namespace(trace)) for trace in traces]
     namespaces: dict[str, set[str]] = {}
@@ -99,17 +96,13 @@ def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
 def _network_namespace(trace: Trace) -> str:
     """Returns a rank's network namespace; empty if unknown.
 
-    A trace may inherit the namespace from an earlier capture: all captures of a process have the
-    same one.
+    An earlier capture may have written the namespace, because a process stays in one namespace.
     """
     return str(trace.metadata.get("cross_check_sources", {}).get("network_namespace") or "")
 
 
 def unknown_hosts(traces: Sequence[Trace], hosts: Sequence[Host | None]) -> str:
-    """Returns a sentence naming the ranks whose host ``host_of_each`` did not find.
-
-    Empty if the hosts of all ranks were found.
-    """
+    """Returns a sentence naming the ranks whose host is unknown; empty if there are none."""
     lost = [trace.rank for trace, host in zip(traces, hosts, strict=True) if host is None]
     return f"the host of {named_ranks(lost)} is not known" if lost else ""
 
@@ -118,8 +111,8 @@ def header_share(trace: Trace, interface: str) -> float:
     """Returns header bytes per payload byte of segments that fill the MTU; NaN without an MTU.
 
     A segment has 66 bytes of headers: Ethernet 14, IPv4 20, TCP 20, TCP timestamps 12. The MTU
-    includes all except the Ethernet header. The result is 4.6 % at an MTU of 1500 bytes and 0.7 %
-    at 9000.
+    includes all but the Ethernet header. The result is 4.6 % for an MTU of 1500 bytes, and 0.7 %
+    for 9000.
     """
     found = cross_check_sources(trace).get("mtu_bytes")
     mtu = found.get(interface) if isinstance(found, dict) else None
@@ -132,8 +125,8 @@ def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
     """Returns interfaces that sent nearly nothing and are rated at least as fast as ``used``.
 
     ``used`` is the interface that carried the traffic; if it is None, the result is empty.
-    Interfaces without an IPv4 address, and bridges, are left out. If the rated speed of an
-    interface, or of ``used``, is unknown, it counts as sufficient.
+    Interfaces without an IPv4 address, and bridges, are left out. If one of the two rated speeds is
+    unknown, an interface counts as fast enough.
     """
     sent, rated = sent_by_interface(trace), cross_check_sources(trace).get("rated_mbit_per_s")
     if used is None or not isinstance(rated, dict):
@@ -147,6 +140,6 @@ def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
 
 
 def outward_interface(sent: Mapping[str, int]) -> str | None:
-    """Returns the interface over which most bytes left the host; None if there is none."""
+    """Returns the interface over which most bytes left the host; None if none did."""
     outward = [name for name in sent if name != LOOPBACK]
     return max(outward, key=lambda name: sent[name]) if outward else None

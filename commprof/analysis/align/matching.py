@@ -1,21 +1,23 @@
-"""Matches the ranks' rows of one collective, and finds the ranks that each rank waits for in it.
+"""Matches the rows of one collective on different ranks, and finds which ranks wait for which.
 
-A rank waits for all ranks of the group, except in point-to-point messages and in collectives with a
-root, where it may wait for fewer. In gloo a sender waits until its receiver has arrived, and a
-receiver waits until its sender has arrived. Measurements with ranks that were 0.15 s late show this
-for messages of 4 B, 4 kB, 256 kB and 16 MB. A gloo broadcast goes down a binomial tree of such
-messages: a rank waits for the root, for the ranks between the root and itself, and for the ranks
-that it sends to, so a late leaf delays only the rank that sends to it. gather and scatter are
-messages between the root and each other rank. A reduce is a ring, as an all-reduce is. (See
-gloo/broadcast.cc, gather.cc, scatter.cc and reduce.cc. A test compares these rules with a real gloo
-group whose ranks are delayed.) NCCL uses a ring or a tree of unknown shape for a broadcast or
-reduce. So with every backend but gloo, all ranks of a broadcast or reduce are assumed to wait for
-each other.
+In most collectives, each rank waits for all ranks of the group. In messages and in collectives with
+a root, a rank may wait for fewer ranks:
 
-In messages and rooted collectives a rank may be done before other ranks arrive, for example if the
-backend buffers the rank's message, or if the rank's part of gloo's ring is empty. Ranks that arrive
-later did not delay this rank. In every other collective no rank can be done before all have
-arrived.
+- gloo's messages: sender and receiver wait for each other. Measurements with ranks that were 0.15 s
+  late show this for messages of 4 B, 4 kB, 256 kB and 16 MB.
+- gloo's broadcast: such messages go down a binomial tree. A rank waits for the root, for the ranks
+  between the root and itself, and for the ranks to which it sends.
+- gather and scatter: these are messages between the root and each other rank.
+- gloo's reduce: this is a ring, so each rank waits for all ranks.
+- broadcast and reduce of other backends: NCCL uses a ring or a tree of unknown shape. So each rank
+  is assumed to wait for all ranks.
+
+See gloo/broadcast.cc, gather.cc, scatter.cc and reduce.cc. A test compares these rules with a real
+gloo group whose ranks are delayed.
+
+In messages and in collectives with a root, a rank may be done before other ranks arrive, for
+example if the backend buffers the message. Ranks that arrive later did not delay this rank. In
+every other collective, all ranks must arrive before a rank is done.
 """
 
 from __future__ import annotations
@@ -61,11 +63,11 @@ class Matching:
     rank: Narrow
     #: Number of rows of each rank.
     lengths: tuple[int, ...]
-    #: Process groups in the order of their common index, each as its first rank describes it.
+    #: Process groups by their common index, as the first rank describes them.
     groups: tuple[Group, ...]
 
     def every(self, holds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Per row: True if its collective is complete and ``holds`` is True in all its rows."""
+        """Per row: True if its collective is complete and ``holds`` in all of its rows."""
         failed = np.bincount(self.member[~holds], minlength=len(self.complete)) > 0
         result: npt.NDArray[np.bool_] = (self.complete & ~failed)[self.member]
         return result
@@ -81,7 +83,7 @@ class Matching:
         return np.where(self.complete[self.member], self.member, -1)
 
     def latest(self, times_ns: Ints) -> tuple[Ints, Narrow]:
-        """Per row: the largest of the times in its collective, and the rank that has this time.
+        """Per row: the latest of the times in its collective, and the rank that has this time.
 
         The time is 0 and the rank -1 if the collective is not complete.
         """
@@ -98,10 +100,10 @@ class Matching:
         return np.where(row < 0, 0, times_ns[row]) if len(row) else row
 
     def last_row(self, times_ns: Ints) -> Ints:
-        """Per row: among all rows of the same collective, the row with the largest time.
+        """Per row: the row with the largest time in the same collective.
 
-        -1 if the collective is not complete. If several ranks have the largest time, the row of the
-        lowest rank counts, as in the summaries that always-on mode keeps instead of records.
+        -1 if the collective is not complete. If several ranks have the largest time, the lowest of
+        these ranks counts.
         """
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)
@@ -110,7 +112,7 @@ class Matching:
         rows = np.flatnonzero(times_ns == latest[self.member])
         rows = rows[np.argsort(-self.rank[rows], kind="stable")]
         last = np.full(len(self.complete), -1, dtype=np.int64)
-        # the last assignment counts, which is that of the lowest rank
+        # the last assignment counts: it is that of the lowest rank
         last[self.member[rows]] = rows
         return np.where(self.complete, last, -1)[self.member]
 
@@ -118,14 +120,12 @@ class Matching:
 def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     """Groups the rows of all ranks into collectives by group name and sequence number.
 
-    A collective is complete if all ranks of its group issued the same operation under the same
-    sequence number, each exactly once. A send and a recv are one message if both have the same
-    sequence number and size in bytes.
+    A collective is complete if each rank of its group issued the same operation exactly once under
+    the same sequence number. A send and a recv are one message if both have the same sequence
+    number and size in bytes.
 
-    Rows without a sequence number are not matched: every ``recv_any_source``, and all messages that
-    the same rank receives in the same group after a ``recv_any_source``. In recordings of other
-    profilers, all messages, unknown kernels, and collectives whose group or sequence number is not
-    known are not matched either.
+    Rows without a sequence number are not matched. Examples are a ``recv_any_source``, later
+    messages to the same rank in its group, and messages in recordings of other profilers.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     parts = [_keys(traces[rows], tables[rows], groups) for rows in alike_ranks(traces)]
@@ -147,8 +147,8 @@ def matched(
     """Groups rows with equal keys into collectives.
 
     Args:
-        keys: columns of a key per row of all ranks' tables; the first is the index of the process
-            group.
+        keys: columns that together give a key per row of all ranks' tables. The first column is the
+            index of the process group.
         expected: per row, the number of ranks that issue the collective.
         rank: per row, the global rank.
         lengths: number of rows per rank.
@@ -177,11 +177,11 @@ def _keys(
 ) -> tuple[Ints, ...]:
     """Returns, per row, the key of its collective (six columns) and how many ranks issue it.
 
-    The ranks describe their groups alike, see :func:`alike_ranks`. The number of ranks is 0 if the
-    row cannot be matched with rows of other ranks.
+    The ranks must describe their groups alike, see :func:`alike_ranks`. The number of ranks is 0 if
+    the row cannot be matched.
 
-    Each rank numbers its groups independently, but group names are the same on all ranks. Groups
-    that reuse a name (the default group after ``destroy_process_group``) are distinguished by their
+    A group has the same name on all ranks, but may have different numbers. Groups that reuse a
+    name, such as the default group after ``destroy_process_group``, are distinguished by their
     order.
     """
     number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))
@@ -196,7 +196,7 @@ def _keys(
         expected[rows] = described.size
     message = among(op, *POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
-    # In other rows NO_SEQ is a valid number: the numbers that commprof records wrap around.
+    # In all other rows NO_SEQ is a valid number, because numbers of commprof wrap around.
     unnumbered = (message | (op == _OTHER) | traces[0].is_foreign) & (seq == NO_SEQ)
     expected[(op == RECV_ANY_SOURCE) | unnumbered] = 0
     group, expected = kept_once(group), kept_once(expected)
@@ -223,13 +223,13 @@ _PAIRS = 1 << 22
 def last_awaited(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Ints:
-    """Finds, for each rank's call, the latest of the other ranks' calls that the rank waited for.
+    """Finds, for each rank's call, the latest call of another rank that the rank waited for.
 
     Args:
         matching: matching of ``tables``.
         traces: traces of the ranks, on a common clock.
         tables: collectives of each trace.
-        times_ns: arrival of each row, on that clock.
+        times_ns: arrival time of each row, on the common clock.
 
     Returns:
         Per row: index of the latest call's row in the joined tables of all ranks; the row's own
@@ -245,15 +245,15 @@ def last_awaited(
 def held_up_by(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Iterator[tuple[Ints, Mask]]:
-    """Finds, for each rank in a rooted collective or message, the ranks that can have delayed it.
+    """Finds which ranks can have delayed each rank, in rooted collectives and messages.
 
     Only complete operations are included. Args as for :func:`last_awaited`.
 
     Yields:
         For one part of the operations after another: an array ``[operation, rank]`` of row
         indices, and a mask ``[operation, rank, other]``. All operations of a part have the same
-        number of ranks. The mask is True if ``rank`` needed ``other`` and ``other`` arrived before
-        ``rank`` was done. It is also True where both are the same rank.
+        number of ranks. The mask is True if ``rank`` needed ``other``, and ``other`` arrived before
+        ``rank`` was done. It is also True if ``rank`` and ``other`` are the same rank.
     """
     op = joined(tables, "op")
     rows = np.flatnonzero(among(op, *SOME_WAIT))
@@ -318,22 +318,21 @@ def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
 
 
 def _parents(size: int) -> list[int]:
-    """Parent of each node in the binomial tree: the node's index without its highest bit."""
+    """Returns each node's parent in the binomial tree: its index without the highest bit."""
     return [place ^ (1 << (place.bit_length() - 1)) if place else 0 for place in range(size)]
 
 
 def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
-    """Per collective of one rank: index of its DDP gradient bucket; ``NO_BUCKET`` if it has none.
+    """Returns the index of each collective's DDP gradient bucket; ``NO_BUCKET`` if it has none.
 
-    With commprof's DDP hook, collectives issued while the hook launches a bucket, or by a
-    compressor's thread while it works on a bucket, belong to that bucket. Without the hook, the
-    order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets in
-    the order of their indices, and waits for all of them at the end. If other all-reduces may be
-    among them (for example those of SyncBatchNorm or a second DDP model), no collective of the pass
-    has an index. If no DDP model was trained while capture ran, no collective has an index.
+    With commprof's DDP hook, a bucket's collectives are those that the hook issues while it
+    launches the bucket, and those of a compressor's thread that works on the bucket. Without the
+    hook, the order of DDP's all-reduces gives the index, because DDP launches buckets in the order
+    of their indices. If other all-reduces may be among them (for example those of SyncBatchNorm),
+    no collective of the backward pass has an index.
 
     Args:
-        trace: as it was recorded, on the host's clock.
+        trace: one rank's trace as it was recorded, on the host's clock.
         table: the collectives of this trace, on any clock.
     """
     hooked = columns.buckets(trace)
@@ -344,7 +343,6 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
 
 
 def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
-    """Returns operations and their bucket indices, from records of the hook and of compressors."""
     issues = columns.of_kind(trace.records, Kind.ISSUE)
     op_id, thread = columns.ints(issues["op_id"]), columns.ints(issues["thread"])
     at = columns.ints(issues["timestamp_ns"])
@@ -364,7 +362,8 @@ def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
 def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, number: Ints) -> Ints:
     """Returns for each time the ``number`` of the interval on the same thread that contains it.
 
-    ``NO_BUCKET`` if there is no such interval. The intervals of one thread must not overlap.
+    Returns ``NO_BUCKET`` for a time outside of all intervals. Intervals of a thread must not
+    overlap.
     """
     result = np.full(len(at), NO_BUCKET, dtype=np.int64)
     for each in np.unique(of_thread).tolist():
@@ -380,13 +379,13 @@ def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, num
 def _by_order(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:
     """Returns the ``op_id`` of DDP's all-reduces, and the position of each in its backward pass.
 
-    Only backward passes that DDP finalised exactly once are included. The position is ``NO_BUCKET``
-    in a pass whose all-reduces do not have the sizes of the buckets in DDP's logs.
+    Passes that DDP finalised several times are left out. The position is ``NO_BUCKET`` if the sizes
+    of a pass's all-reduces are not those of the buckets in DDP's logs.
     """
     passes, ends = np.unique(columns.finalized_passes(trace), return_counts=True)
     rows = np.flatnonzero((table.op == _ALL_REDUCE) & np.isin(table.graph_task, passes[ends == 1]))
     issues = columns.of_kind(trace.records, Kind.ISSUE)
-    # The host's times give the order of issue: on a device, streams may be ready in another order.
+    # The host's times give the order of issue. A device's streams may be ready in another order.
     host_ns = look_up(
         table.op_id[rows], columns.ints(issues["op_id"]), columns.ints(issues["timestamp_ns"])
     )
@@ -402,10 +401,6 @@ def _by_order(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:
 
 
 def _logged_sizes(trace: Trace) -> list[list[int]]:
-    """Bucket sizes in DDP's logs, before and after DDP rebuilt the buckets; in bytes, sorted.
-
-    Empty if the trace has no such log.
-    """
     return [
         sorted(sizes)
         for log in ddp_logs(trace)

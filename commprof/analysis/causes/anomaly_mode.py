@@ -10,7 +10,6 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
 from commprof.trace.lookup import row_containing
 
-#: Key of the metadata under which capture writes the times of backward passes in this mode.
 _NOTED = "anomaly_backwards"
 #: The cause is named if a backward pass runs in this mode in at least this fraction of the steps.
 _USUAL = 0.9
@@ -22,7 +21,7 @@ def _rule(facts: Facts) -> Sighting | None:
     for position in range(len(facts.ranks)):
         begin, _ = facts.noted_ns(position, _NOTED)
         if not len(begin):
-            continue  # the usual case: do not read the rank's calls, because that takes long
+            continue  # the usual case; reading the rank's calls would take long
         calls = facts.ranks[position]
         steps = np.unique(row_containing(calls.begin_ns, calls.end_ns, begin))
         if len(steps) >= _USUAL * min(facts.steps, _MOST_NOTED):
@@ -35,18 +34,17 @@ def _rule(facts: Facts) -> Sighting | None:
     where = f", set at {setter.source.path.name}:{setter.call.lineno}," if setter else ""
     return Sighting(
         f"Autograd's anomaly detection{where} is left on{some}: in each forward pass in this "
-        "mode torch keeps the Python stack of every operator, and in each backward pass it looks "
-        "for NaN in every gradient, unless check_nan=False says otherwise. With both, compute "
-        "often takes several times as long."
+        "mode, torch keeps the Python stack of every operator. In each backward pass, it looks for "
+        "NaN in every gradient, unless check_nan=False says otherwise. Compute often takes several "
+        "times as long."
     )
 
 
-#: Capture notes at most this many passes.
+#: Capture records at most this many passes.
 _MOST_NOTED = 4096
 
 
 def _setter(facts: Facts) -> Site | None:
-    """The script's only call that may turn the mode on; None if there is none, or several."""
     sites = [
         site
         for site in facts.script.places(_SETTER)
@@ -67,14 +65,14 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In at least {_USUAL:.0%} of the measured steps of a rank, a backward pass runs while "
-        "torch.is_anomaly_enabled() is True. Recordings of other tools do not tell this."
+        "torch.is_anomaly_enabled() is True. Recordings of other tools do not show this."
     ),
     why=(
         "`torch.autograd.set_detect_anomaly(True)`, `detect_anomaly()` and Lightning's "
-        "`Trainer(detect_anomaly=True)` find the operator whose gradient is NaN. For that, torch "
-        "records the Python stack of each operator of a forward pass in this mode, and checks each "
-        "gradient in backward, unless the mode was set with `check_nan=False`. If one rank alone "
-        "has the mode on, all others wait for it. Switch it on to find a NaN, and off afterwards."
+        "`Trainer(detect_anomaly=True)` find the operator whose gradient is NaN. In this mode, "
+        "torch records the Python stack of each operator in forward, and checks each gradient in "
+        "backward, unless the mode was set with `check_nan=False`. If only one rank has the mode "
+        "on, all other ranks wait for this rank. Switch the mode off once the NaN is found."
     ),
     gain_note=(
         "Not predicted, because a run with the mode on does not show how long forward and "

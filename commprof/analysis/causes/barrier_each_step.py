@@ -10,8 +10,8 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.trace.operations import names_of
 
-#: Least mean number of barriers per step: fewer barriers belong to occasional evaluations or
-#: checkpoints.
+#: Least mean number of barriers per step. Occasional evaluations or checkpoints have fewer
+#: barriers.
 _PER_STEP = 0.5
 #: The cause is named only if the low end of the gain's interval is at least this fraction of the
 #: step. The fraction is small, because a script does not issue a barrier in each step by chance.
@@ -52,15 +52,15 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"There are at least {_PER_STEP:g} barriers per step, and the ranks wait in them for at "
-        f"least {WORTH_NAMING:.0%} of the step."
+        f"There are at least {_PER_STEP:g} barriers per step, and the ranks wait in barriers for "
+        f"at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A barrier makes every rank wait for the slowest one, and for a round trip over the "
-        "network. In a training loop it is mostly left over from timing, or it surrounds what one "
-        "rank writes in every step, such as a checkpoint or a log: then all ranks wait for the "
-        "disk. Without the barrier, the ranks would wait for the slowest one in the next exchange "
-        "anyway, so the report does not count this waiting as a gain."
+        "network. In a training loop, a barrier is mostly left over from timing. Or one rank "
+        "writes a checkpoint or a log in every step, and all ranks wait for the disk. Without the "
+        "barrier, the ranks would wait for the slowest rank in the next exchange, so the report "
+        "does not count this waiting as a gain."
     ),
     fix=(
         "# Delete the barrier. If all ranks must meet now and then:\n"

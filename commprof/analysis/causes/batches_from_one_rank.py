@@ -14,17 +14,16 @@ from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
 
 _OPS = ("broadcast", "scatter")
-#: Least number of bytes that the calls send in a step: calls with fewer bytes send flags and sizes.
+#: Least number of bytes that the calls send in a step. Flags and sizes have fewer bytes.
 _LEAST_BYTES = 2**14
 #: Least fraction of the step for which the ranks that receive batches wait in the calls.
 _SHARE = 0.05
-#: If the bytes of a step differ by at most this fraction from the bytes of the trained parameters,
+#: If the bytes of a step differ from the bytes of the trained parameters by at most this fraction,
 #: the calls broadcast weights, not batches.
 _ALIKE = 0.02
 
 
 def _before_forward(calls: RankCalls) -> Mask:
-    """Calls of the script in measured steps, before the first forward pass of the step."""
     phases = columns.phases(calls.trace)
     forward = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
     first = np.append(forward, np.iinfo(np.int64).max)[np.searchsorted(forward, calls.begin_ns)]
@@ -46,7 +45,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     root, group = first.table.peer[mask], first.table.group[mask]
     described = first.trace.groups.get(int(group[0]))
-    # A broadcast within a model-parallel group is no mistake: its ranks need the same batch.
+    # The ranks of a model-parallel group need the same batch, so a broadcast to them is no mistake.
     if described is None or described.size != facts.world.world_size or (group != group[0]).any():
         return None
     if (root != root[0]).any() or first.per_step(mask) < 1:
@@ -63,14 +62,13 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms(waiting)
     return Sighting(
         f"Rank {int(root[0])} reads every batch and sends it to the others before each forward "
-        f"pass: {in_bytes(size)} per step. Each of the others waits {in_ms(ms)} per step for this.",
+        f"pass: {in_bytes(size)} per step. Each other rank waits {in_ms(ms)} per step for this.",
         share,
         line=first.line(mask),
     )
 
 
 def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
-    """True if the calls send as many bytes as the weights have, and so do not send batches."""
     trained = trained_by(facts.first.trace.metadata)
     if trained is None:
         return False
@@ -85,19 +83,19 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "In a job that exchanges gradients, each step begins with broadcasts or scatters from the "
-        f"same rank to all others, of at least {_LEAST_BYTES // 2**10} KiB in all, and the others "
-        f"wait in them for at least {_SHARE:.0%} of the step. This cause is not named for jobs on "
-        "GPUs."
+        f"same rank to all others. They send at least {_LEAST_BYTES // 2**10} KiB per step, and "
+        f"the other ranks wait in them for at least {_SHARE:.0%} of the step. This cause is not "
+        "named for jobs on GPUs."
     ),
     why=(
-        "One process then reads and decodes the samples of all ranks, while the others wait, and "
-        "every batch crosses the network before it is used. The time grows with the number of "
-        "ranks. Accelerate does this for iterable data sets unless told not to. Let each rank read "
-        "its own part, with workers that read ahead."
+        "One process then reads and decodes the samples of all ranks, while the other processes "
+        "wait. Every batch also crosses the network before it is used. The time grows with the "
+        "number of ranks. Accelerate does this for iterable data sets by default. Let each rank "
+        "read its own part, with workers that read ahead."
     ),
     gain_note=(
-        "Not predicted, because the records do not tell how long each rank takes to read its own "
-        "part. The fix wins at most the time for which ranks wait in the calls."
+        "Not predicted, because the records do not show how long each rank would take to read its "
+        "own part. The fix wins at most the time for which ranks wait in the calls."
     ),
     fix=(
         "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"

@@ -20,28 +20,28 @@ from commprof.trace.schema import ROOTED
 class Bursts:
     """Sequences of calls of one rank that one call could replace.
 
-    The calls of a burst have the same operation and group, lie between the same phases of one step,
-    and follow one another without another call between them. The thread waits for each call; its
-    work between two calls takes, in the median, no longer than its wait for a call. A barrier may
-    stand before a call, because libraries of metrics make a barrier before each exchange.
+    The calls of a burst have the same operation and group, and lie between the same phases of one
+    step. No other calls stand between them, except barriers: libraries of metrics make a barrier
+    before each exchange. The thread waits for each call. In the median, the thread's work between
+    two calls takes no longer than its wait for a call.
     """
 
     calls: RankCalls
-    #: Row of each call in the rank's table; the next field is the call's burst.
+    #: Row of each call in the rank's table.
     row: Ints
+    #: Number of each call's burst.
     burst: Ints
-    #: Mask over the table: barriers that stand before calls of bursts; no phase begins between a
-    #: barrier and its call.
+    #: Mask over the table: barriers that stand before calls of bursts, in the same phase.
     barriers: Mask
-    #: True if calls of different data types can be joined too, as calls of single numbers can: one
-    #: floating-point type can hold all these numbers.
+    #: True if the calls exchange single numbers. Calls of different data types can then be joined,
+    #: because one floating-point type can hold all these numbers.
     of_numbers: bool = False
 
     @cached_property
     def remains(self) -> Mask:
-        """True for the calls that remain once all calls that can be joined are joined.
+        """Mask over the calls: the calls that remain if calls are joined.
 
-        Of the calls of a burst that can be joined (see ``_kinds``), the first remains.
+        Of calls that can be joined (see ``_kinds``), the first remains.
         """
         remains = np.zeros(len(self.row), dtype=bool)
         if len(self.row):
@@ -51,7 +51,7 @@ class Bursts:
 
     @property
     def joined(self) -> Mask:
-        """Mask over the table: calls that become unnecessary if bursts are joined."""
+        """Mask over the table: calls and barriers that are not needed if bursts are joined."""
         mask = np.zeros(len(self.calls.table), dtype=bool)
         mask[self.row[~self.remains]] = True
         return mask | self.barriers
@@ -64,7 +64,10 @@ class Bursts:
         return mask
 
     def joined_ns(self, cost: CallCost) -> Floats:
-        """Per row: duration of the joined call, at the first call that it replaces; else NaN."""
+        """Per row: duration of the joined call, at the first call that it replaces; else NaN.
+
+        The rows are those of the table.
+        """
         table, kinds = self.calls.table, self._kinds
         _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         number = np.bincount(kind.reshape(-1))
@@ -76,21 +79,18 @@ class Bursts:
 
     @property
     def _kinds(self) -> Ints:
-        """Burst, type, reduction and root of each call: calls with the same four can be joined.
-
-        With ``of_numbers``, all types count as one.
-        """
+        """Burst, type, reduction and root of each call; calls with equal values can be joined."""
         table = self.calls.table
         dtype = np.where(self.of_numbers, 0, table.dtype[self.row])
         parts = (self.burst, dtype, table.reduce_op[self.row], _root(self.calls)[self.row])
         return np.stack(parts, axis=1).astype(np.int64)
 
     def removed(self) -> Removed:
-        """What joining removes: the calls, and the thread's work since the previous call's end.
+        """Returns what joining removes: calls, and the thread's work between two calls.
 
-        The work between two calls of a burst, such as reading a result with ``.item()`` and making
-        the next tensor, is then done once for all calls of the burst. Work that takes longer than
-        the thread waits for the next call is something else, such as a log, and stays.
+        Work between two calls, such as reading a result with ``.item()``, is then done once for the
+        whole burst. Work that takes longer than the wait for the next call is unrelated, such as a
+        log, and stays.
         """
         rest = np.flatnonzero(~self.remains)
         earlier, later = self.row[rest - 1], self.row[rest]
@@ -101,11 +101,11 @@ class Bursts:
 
 
 def _work_and_waiting_ns(calls: RankCalls, earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
-    """Returns how long the thread worked between two calls, and how long it waited for the later.
+    """Returns how long the thread worked between two calls, and waited for the later call.
 
-    Waiting in barriers between the two calls counts as waiting for the later one.
+    Only barriers lie between the calls. Waits in barriers count as waits for the later call.
 
-    ``earlier`` and ``later``: for each pair of calls, their rows; only barriers lie between them.
+    ``earlier`` and ``later``: the rows of the calls.
     """
     blocked_ns = np.where(_barriers(calls), calls.wait_end_ns - calls.table.issue_ns, 0)
     until = np.concatenate(([0], np.cumsum(blocked_ns)))
@@ -116,20 +116,18 @@ def _work_and_waiting_ns(calls: RankCalls, earlier: Ints, later: Ints) -> tuple[
 
 
 def _barriers(calls: RankCalls) -> Mask:
-    """True for the barriers that the training thread waited for."""
     mask: Mask = among(calls.table.op, *codes_of("barrier")) & calls.is_blocking
     return mask
 
 
 def _root(calls: RankCalls) -> Ints:
-    """Root of each call; 0 for operations that have none."""
     table = calls.table
     root: Ints = np.where(among(table.op, *ROOTED), table.peer, 0)
     return root
 
 
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
-    """Finds the bursts of at least ``least`` calls; ``mask``: the calls that may be in bursts."""
+    """Finds the bursts of at least ``least`` calls among the calls in ``mask``."""
     table = calls.table
     barrier = _barriers(calls)
     other = np.flatnonzero(~barrier)
@@ -152,13 +150,12 @@ def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
 
 
 def _in_a_row(calls: RankCalls, row: Ints, burst: Ints) -> Mask:
-    """True for each call of a burst whose calls could be joined, judged by the work between them.
+    """True for each call of a burst whose calls can be joined.
 
-    Between two calls of the burst, the thread must work no longer than it waits for a call. If it
-    works longer, the calls belong to this work, and a call may depend on the work before it:
-    examples are a flag after each generated token, and a gather before each piece of an optimizer's
-    work. Medians of work and waits are compared, over all bursts of one operation and group at the
-    same place of a step, because the host delays single calls by chance.
+    The thread must work no longer between two calls than it waits for a call. If the thread works
+    longer, a call may depend on the work before it. Examples are a flag after each generated token,
+    and a gather before each piece of an optimizer's work. The host delays single calls by chance.
+    So medians are compared, over all bursts of one operation and group at the same place of a step.
 
     Args:
         calls: calls of the rank.

@@ -1,8 +1,8 @@
-"""The form that every cause of the catalogue has.
+"""Defines the form that every cause of the catalogue has.
 
-A cause is one mistake that public reports of slow jobs describe. Each has a file of its own with a
-:class:`CatalogueCause`: how the mistake looks in the records, as a rule with named thresholds; the
-text about it; the change of the script that mends it; and the public report. The list is in
+A cause is a mistake that public reports of slow jobs describe. Each cause has a file of its own
+with a :class:`CatalogueCause`: a rule that finds the mistake in the records, a text about the
+mistake, the change of the script that mends it, and the public report. The list of causes is in
 :mod:`commprof.analysis.causes.registry`.
 """
 
@@ -18,8 +18,8 @@ from commprof.analysis.named_cause import Saving
 
 #: A cause is named if it takes at least this fraction of the mean step.
 WORTH_NAMING = 0.03
-#: Value of ``worth`` for causes that act in few steps, but certainly not by chance. Resampled steps
-#: may contain none of these steps, so the low end of the gain's bootstrap interval means nothing.
+#: Value of ``worth`` for causes that act in few steps. Resampled steps may contain none of these
+#: steps, so the low end of the gain's bootstrap interval means nothing.
 FEW_STEPS = -math.inf
 
 
@@ -29,19 +29,18 @@ class Sighting:
 
     #: Sentences with the figures of this job.
     sentence: str
-    #: Fraction of the mean step that the cause takes; NaN if not known. If ``saving`` is None, the
-    #: fix wins at most this fraction.
+    #: Fraction of the mean step that the cause takes; NaN if not known. If ``saving`` is None, this
+    #: is the most that the fix can win.
     share: float = math.nan
     #: Predicted gain of the fix; None if not known.
     saving: Saving | None = None
-    #: Line of code that issues the calls that the cause is about, as "FILE:LINE FUNCTION"; empty if
-    #: not recorded.
+    #: Line of code that issues the calls, as "FILE:LINE FUNCTION"; empty if not recorded.
     line: str = ""
-    #: Change of the script, if it depends on the job; empty to use the cause's own.
+    #: Change of the script for this job; empty if the cause's own ``fix`` suits every job.
     fix: str = ""
-    #: All lines of code that issue the calls that the cause is about, if there are several.
+    #: All lines of code that issue the calls, for causes that change several lines.
     lines: tuple[str, ...] = ()
-    #: Operation of the calls that the cause is about, if the fix depends on the operation.
+    #: Operation of the calls; empty if the fix does not depend on the operation.
     op: str = ""
 
 
@@ -51,7 +50,6 @@ class CatalogueCause:
 
     #: Name in the JSON result and in docs/causes.md, of lower-case words with hyphens.
     id: str
-    #: What is wrong, as a heading.
     title: str
     #: Figures that a recording must support for the rule to be applied.
     needs: tuple[Figure, ...]
@@ -61,24 +59,24 @@ class CatalogueCause:
     looks_like: str
     #: Why it costs time, or harms the result, for a reader who does not know commprof.
     why: str
-    #: Lines of code, or a setting, that can be pasted into the script once names that begin with
-    #: ``YOUR_`` are replaced by the script's own names.
+    #: Lines of code, or a setting, for the script. Names that begin with ``YOUR_`` stand for names
+    #: of the script.
     fix: str
     #: The fix for a model that FSDP1 shards, if ``fix`` is for FSDP2; else empty.
     fix_of_fsdp1: str = field(default="", kw_only=True)
-    #: Writes the fix with the lines and names of the job's own script, see
-    #: :mod:`commprof.analysis.causes.edits`; returns "" if the script does not show enough.
+    #: Writes the fix with the script's own lines and names, see
+    #: :mod:`commprof.analysis.causes.edits`. Returns "" if the script does not show enough.
     edit: Callable[[Facts, Sighting], str] | None = field(default=None, kw_only=True)
     #: Address of a public report that describes the mistake.
     source: str
-    #: How the gain of the fix is predicted, as sentences; or "Not predicted, because ...". Empty if
-    #: it is predicted by a replay of the steps without the calls that the fix removes.
+    #: Sentences on how the gain of the fix is predicted, or on why it is not. Empty if the steps
+    #: are replayed without the calls that the fix removes.
     gain_note: str = ""
-    #: If the gain of the fix is known, the cause is named only if the low end of the gain's
-    #: interval is at least this fraction of the step.
+    #: A cause whose gain is known is named only if the low end of the gain's interval is at least
+    #: this fraction of the step.
     worth: float = WORTH_NAMING
-    #: True if the rule counts calls, whose number does not depend on chance. The cause is then
-    #: named if there is a gain and the high end of its interval is at least ``worth``.
+    #: True if the rule counts calls, whose number does not depend on chance. The high end of the
+    #: gain's interval is then compared with ``worth``.
     is_certain: bool = False
-    #: True if the mistake makes the result of training wrong; it is then named first.
+    #: True if the mistake makes the result of training wrong. Such a cause is named first.
     is_wrong: bool = False

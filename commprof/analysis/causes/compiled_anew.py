@@ -1,4 +1,4 @@
-"""torch.compile compiles the model again and again, on each rank in steps of its own."""
+"""torch.compile compiles the model again and again, in different steps on different ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from commprof.trace.lookup import row_containing
 from commprof.trace.stretches import Stretches, stretches
 from commprof.units import ns_to_ms
 
-#: Least number of measured steps in which a rank compiles, and least number of these in the second
-#: half of the measured steps. A job that compiles in its first steps, and once for an evaluation,
-#: is healthy.
+#: A rank must compile in at least ``_LEAST`` measured steps, of which ``_LATE`` are in the second
+#: half. A job that compiles in its first steps, and once for an evaluation, is healthy.
 _LEAST, _LATE = 3, 2
 
 
 def _share_from(facts: Facts, spans: list[Stretches], first: int) -> float:
-    """Fraction of all ranks' time, from measured step ``first`` on, in which ranks compile."""
     compiling = length = 0
     for calls, compiled in zip(facts.ranks, spans, strict=True):
         compiling += int(compiled.length_ns[compiled.begin_ns >= calls.begin_ns[first]].sum())
@@ -87,16 +85,16 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"A rank compiles in at least {_LEAST} measured steps, at least {_LATE} of them in the "
-        f"second half of the steps. Compiling takes at least {WORTH_NAMING:.0%} of the mean rank's "
-        "time, both over all measured steps and over the second half alone. The times are those in "
-        "torch's own list of compilations, which holds the last 64."
+        f"second half of the steps. Compiling takes at least {WORTH_NAMING:.0%} of the ranks' time "
+        "on average, both in all measured steps and in the second half. The times come from "
+        "torch's own list of compilations, which holds the last 64 compilations."
     ),
     why=(
-        "A compiled model is compiled again for each shape of its inputs that it has not seen, if "
-        "shapes are static. Each rank meets new shapes in steps of its own, and all others wait "
-        "in the next exchange, so that the times of all ranks add up; a long compilation runs into "
-        "a time-out. With `dynamic=True` one compilation serves all lengths. Another way is to "
-        "round the lengths up to a few values."
+        "If shapes are static, torch compiles a model again for each new shape of its inputs. New "
+        "shapes come in different steps on different ranks. While one rank compiles, all other "
+        "ranks wait in the next exchange, so the times of all compilations add up. A long "
+        "compilation may end in a time-out. With `dynamic=True` one compilation serves all "
+        "lengths. It also helps to round the lengths up to a few values."
     ),
     fix=(
         "model = torch.compile(YOUR_MODEL, dynamic=True)\n"

@@ -1,4 +1,4 @@
-"""Tells which of the ranks' passes over DataLoaders train, and which read the same data."""
+"""Lists the ranks' passes over DataLoaders, and finds the passes that train."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ _OF_FORWARD = ("broadcast", "barrier", "monitored_barrier")
 
 @dataclass(frozen=True)
 class DataPasses:
-    """Passes of one rank over DataLoaders, in order of their begins; times are in ns."""
+    """Passes of one rank over DataLoaders, sorted by their begins."""
 
     begin_ns: Ints
     end_ns: Ints
-    #: Number of the DistributedSampler; the next fields are its epoch and a checksum of its seed.
-    #: All three are 0 without a DistributedSampler that shuffles by its epoch.
+    #: Number of the DistributedSampler, the sampler's epoch, and a checksum of its seed. All three
+    #: are 0 if no DistributedSampler shuffles by its epoch.
     sampler: Ints
     epoch: Ints
     seed: Ints
-    #: Number of batches of the pass.
     batches: Ints
-    #: Checksum of the first batches, and number of different contents among them; both are 0 if a
-    #: part of these batches was not compared.
+    #: Checksum of the first batches, and number of different contents among these batches. Both are
+    #: 0 if a part of these batches was not compared.
     checksum: Ints
     contents: Ints
     #: Number of batches of a whole pass; 0 if it is not known.
     length: Ints
-    #: Numbers of forward and of backward passes that began during the pass.
+    #: Number of forward passes, and number of backward passes, that began during the pass.
     forward: Ints
     backward: Ints
 
     def chosen(self, rows: Ints) -> DataPasses:
-        """Only these passes."""
+        """Returns only the passes in these rows."""
         return replace(self, **{name: values[rows] for name, values in vars(self).items()})
 
     @property
@@ -53,21 +52,18 @@ class DataPasses:
 
     @property
     def evaluating(self) -> DataPasses:
-        """The passes with a forward pass on most batches, and without backward passes.
-
-        If there is no forward pass either, the script may only load data to train on later.
-        """
+        """The passes with a forward pass on most batches, and without backward passes."""
         has_forward = 2 * self.forward > self.batches
         return self.chosen(np.flatnonzero(has_forward & (self.backward == 0)))
 
 
-#: A pass over a DataLoader that trains has at most this many batches per backward pass.
+#: In training, a pass has at most this many batches per backward pass.
 _MOST_MICRO = 4
 
 
 @once
 def data_passes(facts: Facts) -> list[DataPasses]:
-    """The passes of each rank; empty if a rank's passes were not recorded."""
+    """Returns the passes of each rank; empty if a rank's passes were not recorded."""
     of_ranks = []
     for position, trace in enumerate(facts.seen.traces):
         noted = trace.metadata.get("data_passes") or {}

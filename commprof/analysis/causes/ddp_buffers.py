@@ -20,15 +20,13 @@ _RENAMED = (2, 13)
 
 
 def _broadcasts(calls: RankCalls) -> Mask:
-    """Broadcasts that were issued in forward passes."""
     return calls.chosen(["broadcast"]) & (calls.phase == Phase.FORWARD)
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """Removes the broadcasts, and DDP's copies of the buffers before and after them.
+    """Returns the broadcasts, with DDP's copies of the buffers before and after them.
 
-    If the copies of a pass were not recorded, they count with the median length of recorded
-    copies.
+    Copies that were not recorded count as long as the median of the recorded copies.
     """
     calls = facts.ranks[position]
     rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
@@ -80,18 +78,16 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _setting(facts: Facts) -> str:
-    """The setting's name in the job's version of torch."""
     number = re.match(r"(\d+)\.(\d+)", str(facts.first.trace.metadata.get("torch", "")))
     renamed = number is not None and tuple(map(int, number.groups())) >= _RENAMED
     return "forward_sync_buffers" if renamed else "broadcast_buffers"
 
 
 def _edit(facts: Facts) -> str:
-    """Returns the script's call of DDP without broadcasts, and one broadcast before evaluation."""
     site = facts.script.only(*DDP)
     if site is None:
         return ""
-    # torch 2.13 takes the old name too, and a call may have only one of the two names.
+    # torch 2.13 accepts both names, but only one of them in a call.
     names = [keyword.arg for keyword in site.call.keywords]
     name = "broadcast_buffers" if "broadcast_buffers" in names else _setting(facts)
     changed = site.source.with_settings(site.call, {name: False})
@@ -109,14 +105,14 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "A DDP model made with `broadcast_buffers=True`, the default, issues at least one "
-        "broadcast in each step's forward pass, and these broadcasts, with DDP's copies of the "
-        f"buffers before and after them, take at least {WORTH_NAMING:.0%} of the step."
+        "A DDP model has `broadcast_buffers=True`, which is the default, and issues at least one "
+        "broadcast in each step's forward pass. Together with DDP's copies of the buffers, the "
+        f"broadcasts take at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Before each forward pass DDP sends all buffers of the model (running means of BatchNorm, "
-        "masks, tables of positions) from rank 0 to all ranks, and waits. Nothing overlaps this, "
-        "and every rank waits for rank 0 here and again in the exchange of gradients. "
+        "masks, tables of positions) from rank 0 to all ranks, and waits. Nothing overlaps this. "
+        "Every rank waits for rank 0 here, and again in the exchange of gradients. "
         "Constant buffers need no exchange, and running means of BatchNorm are used only "
         "for evaluation. From torch 2.13 on the setting is called `forward_sync_buffers`."
     ),

@@ -1,4 +1,4 @@
-"""Each module is wrapped in a DDP model of its own, so that no bucket joins their gradients."""
+"""Each module is wrapped in a DDP model of its own, so no bucket has gradients of two modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commprof.analysis.causes.facts import Facts, RankCalls
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes
 
-#: Least number of DDP models, and largest mean size of their buckets.
+#: Least number of DDP models, and largest mean size of their buckets in bytes.
 _LEAST, _MEAN_BYTES = 4, 2**18
 #: One backward pass exchanges at least this fraction of the gradients of all models.
 _ALL = 0.95
@@ -27,7 +27,6 @@ _LOW = 0.01
 
 
 def _pass_bytes(calls: RankCalls) -> float:
-    """Bytes that a backward pass exchanges: median."""
     rows = np.flatnonzero(buckets_of_ddp(calls))
     _, task = np.unique(calls.table.graph_task[rows], return_inverse=True)
     sums = np.bincount(task.reshape(-1), weights=calls.table.bytes_in[rows])
@@ -44,8 +43,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     mask = buckets_of_ddp(first)
     if len(np.unique(first.table.group[mask])) > 1:
-        # Several groups are usual with experts, whose gradients only some of the ranks exchange.
-        # A bucket cannot join gradients of two groups.
+        # Mixtures of experts have several groups, because only some ranks exchange an expert's
+        # gradients. A bucket cannot join gradients of two groups.
         return None
     number, mean = int(mask.sum()) / facts.steps, float(first.size_bytes[mask].mean())
     passes = len(np.unique(first.table.graph_task[mask])) / facts.steps
@@ -57,10 +56,10 @@ def _rule(facts: Facts) -> Sighting | None:
     if share < _EXPOSED:
         return None
     return Sighting(
-        f"{facts.ddp_models} modules are DDP models of their own, though one pass exchanges the "
-        f"gradients of all: {counted(round(number / passes), 'bucket')} of {in_bytes(mean)} on "
-        "average, each of which pays the latency of a call. One DDP model of all modules would "
-        f"make {counted(usual, 'bucket')}.",
+        f"{facts.ddp_models} modules are DDP models of their own, but one pass exchanges the "
+        f"gradients of all modules, in {counted(round(number / passes), 'bucket')} of "
+        f"{in_bytes(mean)} on average. Each bucket pays the latency of a call. One DDP model of "
+        f"all modules would make {counted(usual, 'bucket')}.",
         share,
         saving_by_default(facts),
     )
@@ -73,23 +72,24 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"One backward pass exchanges the gradients of at least {_LEAST} DDP models of one group "
-        "of ranks, whose `bucket_cap_mb` is not below its default. The buckets have at most "
-        f"{_MEAN_BYTES // 2**10} KiB on average, and are at least twice as many as one DDP model "
-        f"would make. The training thread waits for them for at least {_EXPOSED:.0%} of the step."
+        "of ranks. The `bucket_cap_mb` of these models is at least the default. The buckets have "
+        f"at most {_MEAN_BYTES // 2**10} KiB on average, and one DDP model would make at most half "
+        "as many buckets. The training thread waits for the buckets for at least "
+        f"{_EXPOSED:.0%} of the step."
     ),
     why=(
         "A bucket joins gradients of one DDP model only. If each layer, or each part of a model, "
-        "has a wrapper of its own, every one of them makes a small bucket, and every bucket pays "
-        "the latency of an all-reduce. Each model also has its own search for unused parameters "
-        "and its own broadcasts of buffers. Models that have passes of their own, as in a GAN, do "
-        "not count."
+        "has a wrapper of its own, every wrapper makes a small bucket, and every bucket pays "
+        "the latency of an all-reduce. Each wrapper also searches for unused parameters and "
+        "broadcasts buffers by itself. Models that have passes of their own, as in a GAN, do not "
+        "count."
     ),
     gain_note=(
-        "The steps are replayed with buckets of the default size, whose time is computed from the "
-        "times and bytes of this run's buckets. The gain is not predicted if all buckets have "
-        "nearly the same size or if their times vary too much, because the run then does not tell "
-        "the latency from the transfer. What each DDP model itself costs in forward and backward, "
-        "some 40 us for each, is not recorded: the fix wins somewhat more."
+        "The steps are replayed with buckets of the default size. The time of such buckets is "
+        "computed from the times and bytes of this run's buckets. The gain is not predicted if all "
+        "buckets have nearly the same size, or if the buckets' times vary too much, because "
+        "latency and transfer then cannot be separated. Each DDP model also takes about 40 us in "
+        "forward and backward. This time is not recorded, so the fix wins somewhat more."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

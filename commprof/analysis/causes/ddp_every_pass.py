@@ -20,9 +20,9 @@ _USUAL = 0.9
 
 
 def exchanging_ns(calls: RankCalls) -> Ints:
-    """Returns when DDP began to wait for its buckets, for each pass that exchanged them.
+    """Returns, for each pass that exchanged buckets, when DDP began to wait for the buckets.
 
-    Passes with reduce-scatters are left out: FSDP2 ends its passes in the same way.
+    Passes with reduce-scatters are left out, because FSDP2 ends its passes in the same way.
     """
     span, table = columns.finalizations(calls.trace).span, calls.table
     of_ddp = ~np.isin(span.key, table.graph_task[table.op == _SCATTER])
@@ -31,11 +31,11 @@ def exchanging_ns(calls: RankCalls) -> Ints:
 
 
 def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
-    """Calls of the passes that are not the last before an update, and these passes' final waits.
+    """Returns the calls of needless passes, and the begins and ends of these passes' final waits.
 
-    If DDP ``copies`` gradients out of the buckets at the end of a pass, it has copied as many
-    bytes into the buckets before. These copies are assumed to take as long as those out of the
-    buckets; so that they are removed too, each final wait begins earlier by this time.
+    Only the last pass before an update is needed. If DDP ``copies`` gradients, a final wait
+    contains copies out of the buckets. The copies into the buckets are assumed to take as long, so
+    each wait is made longer by this time.
     """
     phases, table = columns.phases(calls.trace), calls.table
     final = columns.finalizations(calls.trace)
@@ -49,7 +49,6 @@ def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
 
 
 def _same_buckets(calls: RankCalls) -> bool:
-    """True if most passes exchange the same bytes, as the passes of a single model do."""
     table = calls.table
     rows = np.isin(table.graph_task, columns.finalizations(calls.trace).span.key)
     rows &= calls.step >= 0
@@ -96,26 +95,25 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Before each update, at least two backward passes end with an exchange of DDP's buckets; "
-        "there are more such passes than DDP models, and the last pass before the update is one "
-        "of them. At least nine of ten updates follow the same number of such passes; at the end "
-        "of an epoch there may be fewer. At least nine of ten such passes exchange the same number "
-        "of bytes. The training thread "
-        f"waits in all but the last of these exchanges for at least {WORTH_NAMING:.0%} of the step."
+        "Before each update, at least two backward passes end with an exchange of DDP's buckets. "
+        "There are more such passes than DDP models, and the last pass before the update is such a "
+        "pass. At least nine of ten updates follow the same number of such passes. At least nine "
+        "of ten such passes exchange the same number of bytes. In all these exchanges but the "
+        f"last, the training thread waits for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation several micro batches add to the gradients before the "
-        "optimizer steps. DDP averages the gradients over the ranks at the end of every backward "
-        "pass unless it is told not to; one exchange at the end of the last pass gives the same "
-        "average. `no_sync()` must surround forward as well as backward: around backward alone it "
-        "has no effect. An optimizer such as SAM needs the averaged gradients of each pass; "
-        "with it the exchanges are no mistake."
+        "optimizer steps. By default, DDP averages the gradients over the ranks at the end of "
+        "every backward pass. One exchange at the end of the last pass gives the same average. "
+        "`no_sync()` must surround both forward and backward: around backward alone it has no "
+        "effect. An optimizer such as SAM needs the averaged gradients of each pass, so with such "
+        "an optimizer the exchanges are no mistake."
     ),
     gain_note=(
         "The steps are replayed without these exchanges and without DDP's copies. The copies out "
         "of the buckets were measured, and the copies into the buckets are assumed to take as "
-        "long. What else DDP does for each gradient in such a pass is not recorded, so the fix "
-        "wins somewhat more."
+        "long. DDP's other work for each gradient in such a pass is not recorded, so the fix wins "
+        "somewhat more."
     ),
     fix=(
         "import contextlib\n\n"

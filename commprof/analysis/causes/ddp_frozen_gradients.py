@@ -16,7 +16,7 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 from commprof.text import in_bytes
 
-#: Least fraction of the exchanged bytes that belongs to parameters without a gradient.
+#: Parameters without a gradient must have at least this fraction of the exchanged bytes.
 _UNUSED = 0.3
 
 
@@ -45,8 +45,8 @@ def _rule(facts: Facts) -> Sighting | None:
 def _saving(facts: Facts, used_bytes: int) -> Saving | None:
     """Returns the saving if each bucket carried only gradients of used parameters.
 
-    Which buckets hold these gradients is not known, so each bucket keeps at most ``used_bytes``.
-    DDP would have no unused parameters to search for, so the time of that search is removed too.
+    It is not known which buckets hold these gradients, so each bucket keeps at most ``used_bytes``.
+    The time of DDP's search for unused parameters is removed too.
     """
     changed = []
     for calls, transfer_ns in zip(facts.ranks, facts.transfer_ns, strict=False):
@@ -60,7 +60,6 @@ def _saving(facts: Facts, used_bytes: int) -> Saving | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Returns lines that freeze the modules that no update trained, and the changed call of DDP."""
     site = facts.script.only(*DDP)
     trained = facts.first.trace.metadata.get("trained") or {}
     modules = [str(name) for name in trained.get("untrained_modules") or ()]
@@ -82,20 +81,20 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In every pass that DDP's log sampled, parameters that hold at least "
-        f"{_UNUSED:.0%} of the gradients' bytes were not used, and the training thread waits for "
-        f"DDP's buckets for at least {WORTH_NAMING:.0%} of the step."
+        f"In every pass that DDP's log sampled, at least {_UNUSED:.0%} of the gradients' bytes "
+        "belong to parameters that were not used. The training thread waits for DDP's buckets for "
+        f"at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "When DDP is made, it puts every parameter that requires a gradient into a bucket, and in "
-        "each step it sends all buckets. If most of a model is frozen after that, or belongs to a "
-        "branch that the loss does not reach, as when adapters are trained beside a large model, "
-        "almost all bytes are sent for nothing. Parameters that are frozen before DDP is made are "
-        "not sent."
+        "each step it sends all buckets. If most of a model is frozen later, or the loss does not "
+        "reach most of the model, almost all bytes are sent for nothing. An example is a large "
+        "model of which only adapters are trained. Parameters that are frozen before DDP is made "
+        "are not sent."
     ),
     gain_note=(
-        "The steps are replayed with buckets that hold no more than the bytes of all trained "
-        "parameters, and whose exchange is shorter in proportion."
+        "The steps are replayed with smaller buckets: no bucket has more bytes than all trained "
+        "parameters together. The exchange of each bucket is shortened in proportion."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

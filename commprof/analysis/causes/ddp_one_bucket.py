@@ -11,15 +11,14 @@ from commprof.analysis.causes.facts import Facts, RankCalls
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: Least fraction of the gradients that one bucket holds, and least size of this bucket, in buckets
-#: of the default size.
+#: One bucket must hold at least this fraction of the gradients, and be at least this many times as
+#: large as the default cap.
 _NEARLY_ALL, _LEAST_BUCKETS = 0.8, 1.5
-#: The training thread waits for that bucket for at least this fraction of the step.
+#: The training thread must wait for this bucket for at least this fraction of the step.
 _EXPOSED = 0.1
 
 
 def _largest(calls: RankCalls) -> tuple[float, float]:
-    """Bytes of a pass's largest bucket, and their fraction of the pass's bytes, as medians."""
     mask = buckets_of_ddp(calls)
     if not mask.any():
         return 0.0, 0.0
@@ -39,7 +38,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if size < _LEAST_BUCKETS * DEFAULT_BYTES or fraction < _NEARLY_ALL:
         return None
     if max(parameters) >= 0.5 * size:
-        return None  # a parameter is not divided: a smaller cap would not make this bucket smaller
+        return None  # a smaller cap would not help, because a parameter is not divided
     exposed = []
     for position, calls in enumerate(facts.ranks):
         mask = buckets_of_ddp(calls)
@@ -51,9 +50,9 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms(exposed)
     return Sighting(
         f"DDP sends {fraction:.0%} of the gradients in one bucket of {in_bytes(size)} "
-        f"(bucket_cap_mb={min(caps) / 2**20:.3g}), which is full when backward is over: no compute "
-        f"is left to hide it, and training waits {in_ms(ms)} per step. The default of 25 MiB would "
-        f"make {round(size / DEFAULT_BYTES)} buckets, sent while backward computes.",
+        f"(bucket_cap_mb={min(caps) / 2**20:.3g}). This bucket is full only when backward is over, "
+        f"so no compute hides its exchange, and training waits {in_ms(ms)} per step. The default "
+        f"of 25 MiB would make {round(size / DEFAULT_BYTES)} buckets, sent during backward.",
         share,
     )
 
@@ -64,10 +63,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "`bucket_cap_mb` is above its default, one bucket of a pass holds at least "
-        f"{_NEARLY_ALL:.0%} of the gradients and the bytes of at least {_LEAST_BUCKETS} buckets of "
-        "25 MiB, and the training thread waits for its transfer for at least "
-        f"{_EXPOSED:.0%} of the step."
+        "`bucket_cap_mb` is above its default. One bucket of a pass holds at least "
+        f"{_NEARLY_ALL:.0%} of the gradients, and is at least {_LEAST_BUCKETS} times as large as "
+        "the default of 25 MiB. The training thread waits for the transfer of this bucket for at "
+        f"least {_EXPOSED:.0%} of the step."
     ),
     why=(
         "A bucket is sent when its last gradient is ready. If one bucket holds nearly all "
@@ -77,8 +76,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because it is not recorded when each gradient in the bucket was ready. The "
-        "fix wins at most the time for which training waits for the bucket's transfer; on hosts "
-        "whose cores also carry out the exchange, overlap wins less."
+        "fix wins at most the time for which training waits for the bucket's transfer. It wins "
+        "less on hosts whose cores also carry out the exchange."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

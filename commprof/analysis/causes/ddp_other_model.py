@@ -20,7 +20,7 @@ from commprof.trace.columns import Ints
 from commprof.trace.exchanged import MOST_MODELS, trained_by
 from commprof.trace.schema import Phase
 
-#: The needless exchange is seen in at least this fraction of the steps.
+#: The needless exchange must be recorded in at least this fraction of the steps.
 _USUAL = 0.5
 
 Models = frozenset[int]
@@ -30,16 +30,15 @@ Models = frozenset[int]
 class _Pass:
     """One backward pass that exchanged buckets."""
 
-    #: Rows of its buckets, in order of issue.
+    #: Rows of the buckets, in order of issue.
     rows: Ints
-    #: Models whose gradients it exchanged.
     models: Models
-    #: Number of updates before it.
+    #: Number of updates before this pass.
     update: int
 
 
 def _cycle(updated: Sequence[Models]) -> list[Models]:
-    """The models of each update in a cycle of updates; empty if the updates do not repeat."""
+    """Returns the models of each update in a cycle; empty if the updates do not repeat."""
     for length in range(1, len(updated) // 2 + 1):
         if all(updated[index] == updated[index % length] for index in range(len(updated))):
             return list(updated[:length])
@@ -47,17 +46,17 @@ def _cycle(updated: Sequence[Models]) -> list[Models]:
 
 
 def _keeping(updates: Sequence[Sequence[int]], length: int) -> list[Models]:
-    """For each update of a cycle: the models that keep their gradients from the update before.
+    """Returns, per update of a cycle, the models that keep their gradients from the update before.
 
-    ``updates``: these models, for each recorded update. Nothing is known of the first recorded
-    update: the first updates of later cycles stand for it. ``length``: updates in a cycle.
+    ``updates`` holds such models for each recorded update. Nothing is known of the first recorded
+    update, so the first updates of later cycles are used instead. A cycle has ``length`` updates.
     """
     first = [length, *range(1, length)]
     return [frozenset(chain(*updates[index::length])) for index in first]
 
 
 def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
-    """By number of gradient bytes: the only set of models that has this number of bytes."""
+    """Returns, by number of gradient bytes, the only set of models with this number of bytes."""
     by_bytes: dict[int, list[Models]] = {}
     numbers = [number for number, size in enumerate(model_bytes) if size]
     for count in range(1, len(numbers) + 1):
@@ -67,7 +66,7 @@ def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
 
 
 def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
-    """Passes of the measured steps; empty if ``sets`` lacks the number of bytes of a pass."""
+    """Returns the passes of measured steps; empty if the models of a pass are unknown."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = (phases.key == Phase.OPTIMIZER) & (phases.thread == steps.thread[0])
     update_ns = np.sort(phases.begin_ns[mine])
@@ -87,12 +86,10 @@ def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
 def _needless(
     calls: RankCalls, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
 ) -> Mask | None:
-    """Buckets that a pass exchanges for nothing.
+    """Mask over the table: buckets that a pass exchanges for nothing.
 
-    The gradients in such a bucket are exchanged anew, by a later pass, before their model is
-    updated. None if the passes do not fit the updates, so that nothing is known.
-
-    ``keeping``: result of :func:`_keeping`.
+    A later pass exchanges the gradients of such a bucket again before their model is updated.
+    Returns None if the passes do not fit the updates.
     """
     table, mask = calls.table, np.zeros(len(calls.table), dtype=bool)
     alone = {passed.models: passed.rows for passed in reversed(passes)}
@@ -105,8 +102,8 @@ def _needless(
         again = [
             model for model in passed.models if _is_again(model, index, passes, cycle, keeping)
         ]
-        # The recording may end before the gradients of the last passes are exchanged anew. So all
-        # passes of the same models at the same place in the cycle get the result of the first.
+        # The recording may end before the last gradients are exchanged again. So all passes of the
+        # same models at the same place in the cycle get the result of the first such pass.
         again = usual.setdefault((passed.models, passed.update % len(cycle)), again)
         for model in again:
             sizes = alone.get(frozenset([model]))
@@ -120,15 +117,15 @@ def _needless(
 def _is_again(
     model: int, index: int, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
 ) -> bool:
-    """True if a later pass exchanges the model's gradients anew before the model's next update.
+    """True if a later pass exchanges the model's gradients again before the model's next update.
 
     Another model must be updated between the two passes. False if the gradients are kept until the
-    model's update, because those of both passes may add up.
+    model's update, because the gradients of both passes may add up.
     """
     now = passes[index].update
     updates = (now + ahead for ahead in range(len(cycle)))
     its_update = next((k for k in updates if model in cycle[k % len(cycle)]), None)
-    # A pass before the same update is a further micro batch: its gradients add up with these.
+    # A pass before the same update is a further micro batch, whose gradients add up with these.
     later = next(
         (
             passed
@@ -144,7 +141,7 @@ def _is_again(
 
 
 def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
-    """Of ``rows``, the first with the sizes of the rows in ``like``; none if a size is missing."""
+    """Returns the first of ``rows`` with the sizes of ``like``; empty if a size is missing."""
     wanted, chosen = Counter(size_bytes[like].tolist()), []
     for row in rows.tolist():
         if wanted[int(size_bytes[row])] > 0:
@@ -154,10 +151,10 @@ def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
 
 
 def _removed(calls: RankCalls, mask: Mask, copies: bool) -> Removed:
-    """Removes the masked buckets, and their share of the copies of gradients in their passes.
+    """Removes the masked buckets, and their share of DDP's copies of gradients in their passes.
 
-    DDP copies gradients out of the buckets at the end of a pass. If ``copies``, it has also copied
-    them into the buckets before; this is assumed to take as long.
+    DDP copies gradients out of the buckets at the end of a pass. If ``copies`` is True, DDP has
+    also copied them into the buckets, which is assumed to take as long.
     """
     final, table = columns.finalizations(calls.trace), calls.table
     span = final.span
@@ -200,7 +197,7 @@ def _rule(facts: Facts) -> Sighting | None:
     )
     if not masks:
         return None
-    # Buckets are sent one after another: the other model's buckets delay the rest of the pass.
+    # Buckets are sent one after another, so these buckets delay all buckets of their passes.
     exposed = [
         float(calls.exposed_ns[np.isin(calls.table.graph_task, calls.table.graph_task[mask])].sum())
         for calls, mask in masks
@@ -213,8 +210,9 @@ def _rule(facts: Facts) -> Sighting | None:
     size = float(np.mean([calls.size_bytes[mask].sum() for calls, mask in masks])) / facts.steps
     return Sighting(
         f"DDP exchanges {in_bytes(size)} of gradients per step for nothing: a pass that leads to "
-        "the update of one model also exchanges the gradients of another, which computes and "
-        "exchanges them anew before its own update, as the discriminator of a GAN does.",
+        "the update of one model also exchanges the gradients of another model, such as the "
+        "discriminator of a GAN. These gradients are exchanged again before the other model is "
+        "updated.",
         share,
         saving_without(facts, [_removed(calls, mask, copies) for calls, mask in masks]),
     )
@@ -227,23 +225,23 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "The updates of several DDP models follow one another in a cycle. In at least "
-        f"{_USUAL:.0%} of the steps, a pass exchanges the gradients of a model, then another model "
-        "is updated, and then a second pass exchanges the gradients of the first one before its "
-        "update. The script sets these gradients to None in between, as `zero_grad()` does; if "
-        "it keeps them, the rule names nothing, because the gradients of both passes may add up. "
-        "Passes are told apart by their bytes. The training thread waits in such passes for at "
-        f"least {WORTH_NAMING:.0%} of the step."
+        f"{_USUAL:.0%} of the steps, a pass exchanges the gradients of one model, then another "
+        "model is updated, and then a second pass exchanges the gradients of the first model "
+        "before its update. The script sets these gradients to None in between, as `zero_grad()` "
+        "does. If the script keeps the gradients, this cause is not named, because the gradients "
+        "of both passes may add up. The bytes of a pass show whose gradients it exchanges. In such "
+        f"passes the training thread waits for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "The generator of a GAN learns through the discriminator, so that its backward pass also "
-        "computes gradients of the discriminator's weights. DDP exchanges them like all others, "
-        "and then they are deleted. If these weights need no gradient during this pass, they "
-        "are neither computed nor exchanged, and the generator gets the same gradients."
+        "computes gradients of the discriminator's weights. DDP exchanges these gradients like all "
+        "others, and then they are deleted. If the discriminator is frozen during this pass, its "
+        "gradients are neither computed nor exchanged, and the generator gets the same gradients."
     ),
     gain_note=(
         "The steps are replayed without the buckets of this model in these passes, and without "
-        "DDP's copies of gradients into and out of them. Frozen weights also spare the compute of "
-        "their gradients, which is not counted: the fix wins more."
+        "DDP's copies into and out of these buckets. Frozen weights also save the compute of their "
+        "gradients. This time is not counted, so the fix wins more."
     ),
     fix=(
         "YOUR_DISCRIMINATOR.requires_grad_(False)  # for the generator's pass\n"

@@ -20,7 +20,7 @@ from commprof.trace.columns import Ints
 DEFAULT_BYTES = 25 * 2**20
 #: Cap of the first bucket of a pass.
 _FIRST_BYTES = 2**20
-#: Least number of buckets in a pass, and their largest mean size in bytes.
+#: Least number of buckets in a pass, and largest mean size of these buckets in bytes.
 _LEAST, _MEAN_BYTES = 8, 2**18
 #: The training thread must wait for the buckets for at least this fraction of the step.
 _EXPOSED = 0.05
@@ -30,7 +30,7 @@ _LOW = 0.01
 
 
 def buckets_of_ddp(calls: RankCalls) -> Mask:
-    """Collectives of DDP's backward passes in measured steps."""
+    """Mask over the table: collectives of DDP's backward passes in measured steps."""
     of_ddp = np.isin(calls.table.graph_task, columns.finalizations(calls.trace).span.key)
     mask: Mask = of_ddp & (calls.step >= 0)
     return mask
@@ -56,7 +56,7 @@ def _rule(facts: Facts) -> Sighting | None:
     cap = f"bucket_cap_mb={min(caps) / 2**20:.3g}"
     return Sighting(
         f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step "
-        f"({in_bytes(mean)} on average, {cap}): each pays the latency of a call. "
+        f"({in_bytes(mean)} on average, {cap}). Each bucket pays the latency of a call. "
         f"The default of 25 MiB would make {usual}.",
         share,
         saving_by_default(facts),
@@ -64,7 +64,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def saving_by_default(facts: Facts) -> Saving | None:
-    """Replays the steps with buckets of the default size; None if their cost is not known."""
+    """Returns the saving by buckets of the default size; None if their cost is not known."""
     masks = [buckets_of_ddp(calls) for calls in facts.ranks]
     cost = call_cost(facts, masks)
     if cost is None:
@@ -84,7 +84,7 @@ def saving_by_default(facts: Facts) -> Saving | None:
 def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
     """Per bucket of the default size: row of the last call that it joins, and the bucket's bytes.
 
-    DDP closes a bucket once it holds the cap; the first bucket of a pass has a smaller cap.
+    DDP closes a bucket once it holds the cap. The first bucket of a pass has a smaller cap.
     """
     rows: list[int] = []
     sizes: list[int] = []
@@ -106,7 +106,7 @@ def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
 
 
 def buckets_by_default(size_bytes: float) -> int:
-    """Number of buckets with the default caps: 1 MiB for the first, 25 MiB for the others."""
+    """Number of buckets with the default caps: 1 MiB for the first bucket, then 25 MiB."""
     return 1 + int(np.ceil(max(0.0, size_bytes - _FIRST_BYTES) / DEFAULT_BYTES))
 
 
@@ -116,21 +116,20 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "`bucket_cap_mb` is below its default, a pass has at least "
-        f"{_LEAST} buckets of at most {_MEAN_BYTES // 2**10} KiB on average, and the training "
-        f"thread waits for them for at least {_EXPOSED:.0%} of the step."
+        "`bucket_cap_mb` is below its default. A pass has at least "
+        f"{_LEAST} buckets, of at most {_MEAN_BYTES // 2**10} KiB on average. The training thread "
+        f"waits for the buckets for at least {_EXPOSED:.0%} of the step."
     ),
     why=(
-        "Every bucket is one all-reduce, and an all-reduce takes its latency however small it is. "
-        "Small buckets begin earlier. That pays only while each bucket takes longer to transfer "
-        "than to start. The default of 25 MiB, with a first bucket of 1 MiB, suits most "
-        "models."
+        "Every bucket is one all-reduce, and even a tiny all-reduce takes its latency. Small "
+        "buckets begin earlier, but this helps only if each bucket takes longer to transfer than "
+        "to start. The default of 25 MiB, with a first bucket of 1 MiB, suits most models."
     ),
     gain_note=(
-        "The steps are replayed with buckets of the default size, whose time is computed from the "
-        "times and bytes of this run's buckets. The gain is not predicted if all buckets have "
-        "nearly the same size or if their times vary too much, because the run then does not tell "
-        "the latency from the transfer."
+        "The steps are replayed with buckets of the default size. The time of such buckets is "
+        "computed from the times and bytes of this run's buckets. The gain is not predicted if all "
+        "buckets have nearly the same size, or if the buckets' times vary too much, because "
+        "latency and transfer then cannot be separated."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

@@ -35,17 +35,17 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "All DDP models were made with `find_unused_parameters=True` and without `static_graph`. "
-        "In all passes that DDP's log sampled, it counts the same bytes of unused parameters, and "
-        "not 0. The search and the all-reduce of one mark per parameter take at least "
-        f"{WORTH:.0%} of the step."
+        "DDP's log counts the same number of bytes of unused parameters, more than 0, in all "
+        "passes that it sampled. The search and the all-reduce of one mark per parameter take at "
+        f"least {WORTH:.0%} of the step."
     ),
     why=(
         "A model with a head that is not trained, or with parts that were frozen after DDP "
         "was made, leaves the same parameters without a gradient in every pass. "
-        "`find_unused_parameters=True` looks for them anew each time, and the ranks exchange what "
-        "they found. `static_graph=True` looks once, in the first pass. Parameters that are never "
-        "trained are better frozen before DDP is made, which also spares the exchange of their "
-        "gradients."
+        "With `find_unused_parameters=True`, DDP looks for these parameters in every pass, and the "
+        "ranks exchange the results. With `static_graph=True`, DDP looks once, in the first pass. "
+        "It is better to freeze parameters that are never trained before DDP is made, because "
+        "their gradients are then not exchanged either."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

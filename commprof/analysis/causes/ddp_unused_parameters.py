@@ -14,15 +14,14 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.trace.columns import Ints
 
-#: DDP's search and the all-reduce of its result are mentioned if they take at least this fraction
-#: of the step.
+#: DDP's search, and the all-reduce of its result, must take at least this fraction of the step.
 WORTH = 0.01
 #: Number of bytes that one parameter takes in the all-reduce of the search's result.
 _MARK_BYTES = 4
 
 
 def _marks(calls: RankCalls, parameters: set[int]) -> Mask:
-    """All-reduces of a 32-bit mark for each parameter, which DDP issues after backward."""
+    """Mask: all-reduces that DDP issues after backward, with a 32-bit mark per parameter."""
     names = list(calls.trace.metadata.get("dtypes", ()))
     whole = [number * _MARK_BYTES for number in parameters]
     mask: Mask = calls.chosen(["all_reduce"]) & (calls.table.graph_task >= 0)
@@ -56,14 +55,14 @@ class SearchCost:
 
     share: float
     removed: list[Removed]
-    #: A sentence on the cost, as far as it is known.
+    #: A sentence on the search and its cost.
     cost: str
 
 
 def searched(facts: Facts) -> SearchCost | None:
     """Returns the cost of the search and of the ranks' agreement on its result.
 
-    None if the cost is small, if a model does not search, or if its graph is declared static.
+    None if the cost is small, if a model does not search, or if a model has a static graph.
     """
     set_so = facts.logged("find_unused_parameters")
     if not set_so or not all(set_so) or any(facts.logged("static_graph")):
@@ -84,7 +83,7 @@ def searched(facts: Facts) -> SearchCost | None:
         for calls, mask, times in zip(facts.ranks, masks, searches, strict=True)
     ]
     search_ms = facts.per_step_ms(searching)
-    # The time for which ranks wait in this all-reduce says little about its cost, because the
+    # The time for which ranks wait in this all-reduce shows little about its cost, because the
     # buckets end at about the same time.
     cost = f"The search takes {in_ms(search_ms)} per step, and the" if search_ms else "The"
     agreed = f"{cost} ranks agree on its result by one more all-reduce after backward."
@@ -97,15 +96,15 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "All DDP models were made with `find_unused_parameters=True`, DDP's log counts no unused "
-        "parameter in any of the passes that it sampled, and the search and the all-reduce of one "
-        f"mark per parameter take at least {WORTH:.0%} of the step."
+        "All DDP models were made with `find_unused_parameters=True`. DDP's log counts no unused "
+        "parameter in the passes that it sampled. The search and the all-reduce of one mark per "
+        f"parameter take at least {WORTH:.0%} of the step."
     ),
     worth=WORTH,
     why=(
         "With `find_unused_parameters=True` DDP walks through the autograd graph after each "
-        "forward pass, and after backward one more all-reduce tells all ranks which parameters any "
-        "rank used. Buckets are not put into the order in which gradients become ready. "
+        "forward pass. After backward, one more all-reduce finds the parameters that any rank "
+        "used. DDP also does not sort the buckets by when their gradients become ready. "
         "None of this is needed if every parameter gets a gradient. If the same parameters are "
         "unused in every pass, use `static_graph=True`. The Trainer of transformers searches by "
         "default; `TrainingArguments(ddp_find_unused_parameters=False)` turns this off."

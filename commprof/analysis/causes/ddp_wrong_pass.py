@@ -9,7 +9,7 @@ from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts
 from commprof.text import counted
 
-#: In at least this fraction of the updates, the last pass before the update exchanges nothing.
+#: Before at least this fraction of the updates, the last pass exchanges nothing.
 _MOSTLY = 0.9
 #: Least number of recorded updates.
 _UPDATES = 5
@@ -25,8 +25,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         f"The ranks' weights drift apart: DDP exchanges gradients in {passes.exchanged} of the "
-        f"{passes.backward} backward passes before an update, but not in the last one. What the "
-        "passes after the exchange add to the gradients reaches no other rank, in "
+        f"{passes.backward} backward passes before an update, but not in the last one. The "
+        "gradients of the passes after the exchange reach no other rank. This was recorded for "
         f"{counted(passes.updates, 'update')}."
     )
 

@@ -12,7 +12,7 @@ from commprof.text import counted, in_ms
 from commprof.units import ns_to_ms
 
 _LEVEL = "DETAIL"
-#: The call by which a script sets the debug level itself; it overrules the environment variable.
+#: A script can set the debug level by this call, which overrules the environment variable.
 _SETTER = "set_debug_level"
 _FIX = "torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)"
 
@@ -23,7 +23,7 @@ def _rule(facts: Facts) -> Sighting | None:
     compared = [calls.in_call_ns[(calls.step >= 0)] for calls in facts.ranks]
     if len({len(of_rank) for of_rank in compared}) > 1 or not len(compared[0]):
         return None
-    # The rank that comes last waits for nobody: its time in the call is the time of the comparison.
+    # The rank that comes last waits for nobody, so its time in the call is the comparison's time.
     cost_ns = np.min(compared, axis=0)
     share = facts.share([float(cost_ns.sum())])
     number = int((cost_ns > 0).sum()) / facts.steps
@@ -43,7 +43,6 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _setter(facts: Facts) -> Site | None:
-    """The script's only call that sets this level; None if there is none, or there are several."""
     sites = [
         site
         for site in facts.script.places(_SETTER)
@@ -67,20 +66,19 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "Capture found this setting on all ranks, and the calls that issue "
-        f"collectives take at least {WORTH_NAMING:.0%} of the step. Each call counts with its time "
-        "on the rank where it is shortest."
+        f"collectives take at least {WORTH_NAMING:.0%} of the step. The time of a call is taken "
+        "from the rank where the call is shortest."
     ),
     why=(
-        "With this setting torch puts every process group into a wrapper that first exchanges, "
-        "over a gloo group of its own, what each rank is about to call, and then issues the call. "
-        "That finds ranks that call different collectives, and costs round trips over TCP for each "
-        "call, on GPUs too; nothing overlaps the round trips. Use the setting to find a hang, and "
-        "unset it afterwards."
+        "With this setting, the ranks first tell each other what they are about to call, over an "
+        "additional gloo group, and then issue the call. This finds ranks that call different "
+        "collectives. But each call costs round trips over TCP, on GPUs too, and nothing overlaps "
+        "these round trips. Use the setting to find a hang, and unset it afterwards."
     ),
     gain_note=(
-        "Not predicted, because without the setting ranks wait for late ranks in the collectives, "
-        "no longer in the comparisons. The fix wins at most the time of the comparisons "
-        "themselves, on the rank that comes last."
+        "Not predicted, because without the setting ranks wait for late ranks in the collectives "
+        "instead of in the comparisons. The fix wins at most the time that the comparisons take on "
+        "the rank that comes last."
     ),
     fix=f"# before init_process_group:\n{_FIX}",
     edit=_edit,

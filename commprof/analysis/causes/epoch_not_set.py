@@ -9,15 +9,16 @@ from commprof.analysis.causes.data_passes import DataPasses, data_passes
 from commprof.analysis.causes.edits.script import Script
 from commprof.analysis.causes.facts import Facts
 
-#: Least number of training passes over the data in the same order.
+#: Least number of training passes in the same order.
 _LEAST = 3
 
 
 def _repeated(passes: DataPasses) -> tuple[int, int]:
-    """Counts shuffled training passes over the data: the most with the same order, and all.
+    """Returns the number of passes with the most frequent order, and the number of all passes.
 
-    Passes have the same order if their seed and epoch are equal and either they share a sampler or
-    their first batches are equal: a script may make its loader and sampler anew in each epoch.
+    Only shuffled training passes count. Two passes have the same order if their seed and epoch are
+    equal, and if their sampler or their first batches are equal. A script may make a new sampler in
+    each epoch.
     """
     shuffled = passes.training
     shuffled = shuffled.chosen(np.flatnonzero(shuffled.epoch > 0))
@@ -32,20 +33,18 @@ def _repeated(passes: DataPasses) -> tuple[int, int]:
 
 def _rule(facts: Facts) -> Sighting | None:
     number, of_all = min(map(_repeated, data_passes(facts)), default=(0, 0))
-    # A script may repeat an order on purpose in some passes: say, it passes several times over
-    # samples that it has just collected.
+    # Some scripts repeat an order on purpose, for example to train several times on new samples.
     if number < _LEAST or 2 * number <= of_all:
         return None
     passes = f"{number} passes" if number == of_all else f"{number} of {of_all} shuffled passes"
     return Sighting(
-        f"A DistributedSampler gave the samples in the same order in {passes} over the data, "
-        "because its seed and epoch were not changed: shuffle=True draws the order from these two. "
-        "Each rank also gets the same part of the samples every time."
+        f"A DistributedSampler used the same order of samples in {passes} over the data. With "
+        "shuffle=True, the order depends only on the sampler's seed and epoch, and both stayed the "
+        "same. Each rank also got the same part of the samples every time."
     )
 
 
 def _edit(script: Script) -> str:
-    """Sets the epoch at the begin of the loop over epochs, if the script shows it."""
     site = script.only("DistributedSampler")
     if site is None or site.loop is not None or not site.target:
         return ""
@@ -80,17 +79,16 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        f"On each rank, at least {_LEAST} passes over DataLoaders, during which backward passes "
-        "begin, use a DistributedSampler with `shuffle=True` and with the same seed and epoch; and "
-        "these are most of the training passes with such a sampler. These passes share one "
-        "sampler, or their first batches are equal. Subclasses with an order of their own do not "
-        "count."
+        "Each rank makes training passes over the data with `DistributedSampler(shuffle=True)`. In "
+        f"more than half of these passes, and in at least {_LEAST}, the sampler has the same seed "
+        "and epoch. These passes also share one sampler, or their first batches are equal. "
+        "Subclasses of DistributedSampler with their own order do not count."
     ),
     why=(
-        "`DistributedSampler(shuffle=True)` draws the order of the samples from its seed and its "
-        "epoch, which only `set_epoch` changes. Without it every epoch divides the samples over "
-        "the ranks in the same way and gives them in the same order. The job is as fast as before, "
-        "but learns less from each epoch."
+        "`DistributedSampler(shuffle=True)` computes the order of the samples from its seed and "
+        "its epoch. Only `set_epoch` changes this epoch. A script that never calls `set_epoch` "
+        "uses the same order in every epoch, and gives each rank the same samples every time. This "
+        "costs no time, but the model learns less from each epoch."
     ),
     gain_note="Not predicted, because no step becomes shorter.",
     fix=(

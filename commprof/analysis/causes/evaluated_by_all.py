@@ -1,4 +1,4 @@
-"""Every rank evaluates all samples, where each could evaluate a part of them."""
+"""Every rank evaluates all samples, although each rank could evaluate a part of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _LEAST = 2
 
 
 def _shared_passes(facts: Facts) -> list[DataPasses]:
-    """By rank, the measured passes of an evaluation that read the same batches on all ranks."""
+    """Returns, for each rank, the evaluation passes whose batches are equal on all ranks.
+
+    Empty if there are fewer than ``_LEAST`` such passes.
+    """
     evaluated = [of_rank.evaluating for of_rank in data_passes(facts)]
     if not evaluated or len({len(of_rank.checksum) for of_rank in evaluated}) > 1:
         return []
@@ -54,17 +57,17 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = ns_to_ms(float(np.mean(taken)) / number)
     batches = round(float(np.median(passes[0].batches)))
     return Sighting(
-        f"Each rank loads the same samples for an evaluation, {number} times in {facts.steps} "
-        f"steps: {batches} batches in {in_ms(ms)} each time, equal in content on all ranks. If "
-        f"the {ranks} ranks divided the samples, an evaluation would take 1/{ranks} of this time, "
-        "unless each rank already computes only a part of the samples.",
+        f"All ranks load the same samples for an evaluation, {number} times in {facts.steps} "
+        f"steps. Each evaluation has {batches} batches and takes {in_ms(ms)}. If each of the "
+        f"{ranks} ranks evaluated only its own part, an evaluation would take 1/{ranks} of this "
+        "time, unless each rank already computes only a part of the samples.",
         share,
         saving_without(facts, _removed(facts, passes)),
     )
 
 
 def _removed(facts: Facts, passes: list[DataPasses]) -> list[Removed]:
-    """Divides each pass into as many parts as there are ranks, and removes all but the first."""
+    """Keeps one rank's part of each pass, and removes the other parts."""
     ranks = facts.world.world_size
     first: list[list[Ints]] = []
     for calls, of_rank in zip(facts.ranks, passes, strict=True):
@@ -74,7 +77,7 @@ def _removed(facts: Facts, passes: list[DataPasses]) -> list[Removed]:
         )
         first.append([low, high])
     counts = np.array([high - low for low, high in first])
-    # Only calls that all ranks make during a pass can be left out together.
+    # A call can be removed only if all ranks make it.
     least = counts.min(axis=0)
     removed = []
     for calls, of_rank, (low, _) in zip(facts.ranks, passes, first, strict=True):
@@ -97,25 +100,24 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS, Figure.PARTS),
     rule=_rule,
     looks_like=(
-        f"In at least {_LEAST} passes over a DataLoader, during which DDP's forward pass begins "
-        "for most batches and no backward pass begins, the content of the first 4 batches is the "
-        "same on all ranks, and differs from batch to batch. Passes do not count if a part of a "
-        "batch cannot be compared (because it is on a device, say), or if the batches consist of "
-        "indices. An evaluation that calls `YOUR_MODEL.module` does not count either, because its "
-        "forward passes are not recorded. DDP exchanges gradients over all ranks, and no "
-        "other calls divide a batch among ranks. A script in which each rank loads a whole batch "
-        "and then takes its part of it looks the same, so that the cause is named for it too. "
-        "Dividing the samples would save the ranks at least "
-        f"{WORTH_NAMING:.0%} of all time."
+        "DDP exchanges gradients over all ranks, and no other calls divide a batch among ranks. At "
+        f"least {_LEAST} passes over a DataLoader are evaluations: DDP's forward pass begins for "
+        "most of their batches, and no backward pass begins. In each of these passes, the first 4 "
+        "batches are the same on all ranks, but not all alike. Passes do not count if a part of a "
+        "batch cannot be compared, for example because it is on a device, or if the batches "
+        "consist of indices. An evaluation that calls `YOUR_MODEL.module` does not count, because "
+        "its forward passes are not recorded. Dividing the samples would save the ranks at least "
+        f"{WORTH_NAMING:.0%} of all time. The cause is also named, wrongly, for a script in which "
+        "each rank loads a whole batch and then takes its part of the batch."
     ),
     why=(
-        "An evaluation on every rank over all samples gives every rank the same result and takes "
-        "as long as on a single rank. If each rank evaluates a part and the sums are added up, the "
-        "time is divided by the number of ranks. A DistributedSampler repeats a few samples if "
-        "their number is not a multiple of the number of ranks: for exact results, count the "
-        "samples or evaluate the rest on every rank."
+        "If every rank evaluates all samples, every rank gets the same result, and the evaluation "
+        "takes as long as on a single rank. If each rank evaluates a part, and the ranks then add "
+        "up their sums, the time is divided by the number of ranks. A DistributedSampler repeats a "
+        "few samples if the number of samples is not a multiple of the number of ranks. For exact "
+        "results, do not count the repeated samples."
     ),
-    gain_note="The steps are replayed with only one rank's part of each such pass.",
+    gain_note="The steps are replayed as if each rank evaluated only its part of the samples.",
     fix=(
         "from torch.utils.data.distributed import DistributedSampler\n"
         "\n"

@@ -1,4 +1,4 @@
-"""What DDP has made equal on all ranks is exchanged once more: gradients, weights or an average."""
+"""The script exchanges gradients, weights or averages that DDP already keeps equal on all ranks."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import OPS, Phase
 
 _OPS = ("all_reduce", "broadcast")
-#: The bytes that the calls send in a step differ by at most this fraction from the bytes of the
-#: model that DDP reduces.
+#: The calls of a step must send as many bytes as DDP does, within this fraction.
 _ALIKE = 0.05
 
 
 def _again(calls: RankCalls, op: str) -> Mask:
-    """Calls of the script after backward, over the same group as DDP's buckets."""
     buckets = buckets_of_ddp(calls)
     mask: Mask = calls.chosen((op,)) & calls.of_script & calls.after_backward & ~of_objects(calls)
-    mask &= calls.phase != Phase.OPTIMIZER  # an optimizer sends what only its rank has updated
+    mask &= calls.phase != Phase.OPTIMIZER  # a sharded optimizer must send its weights
     return mask & np.isin(calls.table.group, calls.table.group[buckets])
 
 
 def _holds_model(calls: RankCalls, mask: Mask) -> bool:
-    """True if DDP reduces a model in most steps, and these calls send as many bytes again."""
+    """True if DDP reduces a whole model in a typical step, and these calls send as many bytes."""
     trained = trained_by(calls.trace.metadata)
     if trained is None or not trained.ddp_bytes or not mask.any():
         return False
     if trained.outside_ddp_bytes >= (1 - _ALIKE) * trained.ddp_bytes:
-        return False  # the calls may send gradients of parameters outside of DDP
+        return False  # the calls may be for parameters outside of DDP
     broadcast = mask & (calls.table.op == OPS.index("broadcast"))
     if len(np.unique(calls.table.peer[broadcast])) > 1:
-        return False  # several ranks send, each the weights that only it has updated
+        return False  # each rank broadcasts the weights that it alone has updated
     model, steps = trained.ddp_bytes, len(calls.begin_ns)
     by_ddp, again = (
         np.median(np.bincount(calls.step[rows], calls.size_bytes[rows], minlength=steps))
@@ -48,7 +46,6 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
 
 
 def _after_update(calls: RankCalls, mask: Mask) -> bool:
-    """True if most of these calls follow an update of the weights, not a backward pass."""
     last = calls.last_begun(Phase.OPTIMIZER, Phase.BACKWARD)[mask]
     return bool((last == Phase.OPTIMIZER).mean() > 0.5)
 
@@ -76,8 +73,8 @@ def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> 
     size = in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)
     calls = counted(round(first.per_step(mask)), f"{op} call")
     of_weights = op == "broadcast" or _after_update(first, mask)
-    # The work between calls that reduce weights may compute a moving average of the weights, which
-    # the script still needs: so this work stays in the replay.
+    # If the calls reduce weights, the script may compute a moving average between the calls. This
+    # work stays in the replay, because the script still needs the average.
     is_average = of_weights and op != "broadcast"
     what = (
         "DDP keeps the weights, and so their moving averages, equal on all ranks"
@@ -85,8 +82,8 @@ def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> 
         else "DDP has averaged the gradients by the end of backward"
     )
     return Sighting(
-        f"{what}, but each step sends {size}, as many bytes as the model has, once more in {calls}"
-        f"{at_line(line)}, for {in_ms(ms)}.",
+        f"{what}. Each step nevertheless sends {size} more, as much as the whole model, in "
+        f"{calls}{at_line(line)}. This takes {in_ms(ms)}.",
         share,
         saving_without(
             facts, [Removed.whole(calls, mask, of_loop=not is_average) for calls, mask in of_ranks]
@@ -104,28 +101,27 @@ def _edit(facts: Facts, sighting: Sighting) -> str:
 
 CAUSE = CatalogueCause(
     id="exchanged-again",
-    title="What DDP has made equal on all ranks is exchanged once more",
+    title="The script exchanges again what DDP already keeps equal on all ranks",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "DDP reduces one model in a typical step, and after backward the script itself reduces or "
-        f"broadcasts as many bytes, within {_ALIKE:.0%}, over the same ranks. These calls take at "
-        f"least {WORTH_NAMING:.0%} of the step. The cause is not named if an optimizer issues the "
-        "calls, if several ranks broadcast, or if the job also trains as large a model outside of "
-        "DDP."
+        "In a typical step, DDP reduces the gradients of one model. After backward, the script "
+        f"itself reduces or broadcasts the same number of bytes, within {_ALIKE:.0%}, over the "
+        f"same ranks. These calls take at least {WORTH_NAMING:.0%} of the step. The cause is not "
+        "named if an optimizer issues the calls, if several ranks broadcast, or if the job also "
+        "trains a model of this size outside of DDP."
     ),
     why=(
-        "DDP's backward pass ends with the mean of the gradients on every rank, so that all ranks "
-        "make the same update: a function that averages gradients, left over from a script without "
-        "DDP, averages equal numbers. Weights need no broadcast after an update either. Nor "
-        "does a moving average of the weights, because each rank computes it from equal "
-        "weights. Weights that changed on one rank only, as by loading a checkpoint, need to be "
-        "sent once."
+        "After DDP's backward pass, every rank has the mean of the gradients, so all ranks make "
+        "the same update. A function that averages gradients again, left over from a script "
+        "without DDP, averages equal numbers. The weights stay equal on all ranks, and so does a "
+        "moving average of the weights. Neither needs to be exchanged. Weights that only one rank "
+        "has changed, for example by loading a checkpoint, need to be sent once."
     ),
     gain_note=(
-        "The steps are replayed without the calls, and without what their loop does between one "
-        "call and the next, such as the division. If the calls reduce weights, this work stays in "
-        "the replay, because it may compute an average of the weights."
+        "The steps are replayed without the calls and without the work between the calls, such as "
+        "the division. If the calls reduce weights, the work between the calls stays in the "
+        "replay, because it may compute an average of the weights."
     ),
     fix=(
         "# delete the loop that reduces gradients after backward (with its division\n"

@@ -13,7 +13,7 @@ from commprof.trace.reader import Trace
 
 def _rule(facts: Facts) -> Sighting | None:
     seen = facts.seen.all_steps
-    # in a long run, ``on_host`` may hold only some of the steps
+    # ``on_host`` may lack some of the steps of a long run
     traces = seen.on_host if seen.left_out is None else seen.recorded
     if len(traces) < facts.world.world_size or not all(map(_has_all_steps, traces)):
         return None
@@ -24,18 +24,16 @@ def _rule(facts: Facts) -> Sighting | None:
     fewer = [trace.rank for trace, number in zip(traces, steps, strict=True) if number < most]
     verb = "trains" if len(fewer) == 1 else "train"
     return Sighting(
-        f"{named_ranks(fewer).capitalize()} {verb} fewer batches than the others: {least} steps "
-        f"where the others take {most}. Without DDP's join the others wait for ever, or end with "
-        "an error, in the exchange that these ranks do not issue."
+        f"{named_ranks(fewer).capitalize()} {verb} fewer batches than the other ranks: {least} "
+        f"steps instead of {most}. Without DDP's join, the other ranks then hang or fail in the "
+        "next exchange."
     )
 
 
 def _has_all_steps(trace: Trace) -> bool:
-    """True if the rank came to its regular end and its recording is not known to lack steps.
+    """True if the rank ended regularly and all of its steps were recorded.
 
-    Another profiler records only the steps of a window. If capture changed its mode, the records
-    cover only the steps of some modes. In both cases, the number of recorded steps does not tell
-    how many batches the rank had.
+    Other profilers record only some of the steps, and so does capture if it changes its mode.
     """
     is_whole = trace.complete and not trace.dropped and not trace.is_foreign
     is_one_mode = trace.summary is None and "capture_state" not in trace.metadata
@@ -56,20 +54,21 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "All ranks recorded all of their steps to their regular end, and some of them made fewer "
-        "steps than others. The cause is not named in recordings of other profilers, which hold "
-        "only a part of each rank's steps. A job that hangs at this point is diagnosed as a hang."
+        "All ranks ended regularly and recorded all of their steps, and some ranks made fewer "
+        "steps than others. The cause is not named for recordings of other profilers, which "
+        "contain only some steps of each rank. If the job hangs at this point, it is diagnosed as "
+        "a hang."
     ),
     why=(
-        "Every exchange of gradients needs all ranks. If the data are divided by files, shards or "
-        "lengths rather than by a DistributedSampler, the ranks run out of batches at different "
-        "times: the rank with most batches waits in an exchange that nobody joins, mostly at the "
-        "end of the first epoch, until a time-out. Give all ranks the same number of batches, "
-        "or let DDP answer for the ranks that have none left."
+        "Every exchange of gradients needs all ranks. If files or shards are assigned to the ranks "
+        "without a DistributedSampler, some ranks run out of batches earlier than others. The "
+        "remaining ranks then wait in an exchange until a time-out, mostly at the end of the first "
+        "epoch. Give all ranks the same number of batches, or use DDP's join: it takes part in the "
+        "exchanges for ranks that have no batches left."
     ),
     gain_note=(
-        "Not predicted, because the mistake makes no step of this run longer: the other ranks "
-        "wait, or the job fails, after the last batch."
+        "Not predicted, because the mistake does not make the steps longer: the other ranks wait, "
+        "or the job fails, after the last batch of a rank."
     ),
     fix=(
         "from torch.distributed.algorithms.join import Join\n\n"

@@ -26,7 +26,7 @@ _FIX_OF_FSDP1 = (
     "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
 )
 _SETTER = "set_requires_gradient_sync"
-#: At least this fraction of the updates must have the same number of passes before them.
+#: At least this fraction of the updates must follow the usual number of passes.
 _USUAL = 0.9
 
 
@@ -40,12 +40,12 @@ def _reducing_ns(calls: RankCalls) -> Ints:
 
 
 def _needless(calls: RankCalls) -> Mask:
-    """Reductions of the passes that are not the last before an update."""
+    """Returns a mask of the reductions in all but the last backward pass before an update."""
     phases, table = columns.phases(calls.trace), calls.table
     rows = np.flatnonzero(reductions(calls.trace, table, int(calls.begin_ns[0])))
     update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
     before = np.searchsorted(update, table.issue_ns[rows])
-    # By update: autograd's id of the last backward pass before it.
+    # For each update, autograd's id of the last backward pass before the update.
     last = np.zeros(int(before.max(initial=0)) + 1, dtype=np.int64)
     np.maximum.at(last, before, table.graph_task[rows])
     mask = np.zeros(len(table), dtype=bool)
@@ -54,16 +54,16 @@ def _needless(calls: RankCalls) -> Mask:
 
 
 def _of_several_models(calls: RankCalls) -> bool:
-    """True if other lines call the model in the first pass of an update than in the later ones.
+    """True if the passes of an update are of several models, such as an actor and a critic.
 
-    The passes are then of different models, such as an actor and a critic: each model reduces once.
+    This is assumed if different lines of the script call the model in the first and in later
+    passes.
     """
     first, later = lines_of_passes(calls)
     return bool(first) and bool(later) and first.isdisjoint(later)
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """Removes the reductions and, if capture noted them, FSDP's copies into and out of them."""
     calls = facts.ranks[position]
     if facts.on_device:
         return Removed.only(mask)
@@ -89,9 +89,9 @@ def _rule(facts: Facts) -> Sighting | None:
     size = float(facts.first.size_bytes[masks[0]].sum()) / facts.steps / 1e6
     return Sighting(
         f"{library(facts)} reduce-scatters the gradients in {passes.exchanged} of the "
-        f"{passes.backward} backward passes before an update: {passes.exchanged - 1} of "
-        f"{passes.exchanged} reductions, together {size:.3g} MB per step, are needless if there is "
-        "memory for the gradients of the whole model.",
+        f"{passes.backward} backward passes before an update. Only the last reduction is needed if "
+        "there is memory for the gradients of the whole model. The needless reductions send "
+        f"{size:.3g} MB per step.",
         share,
         saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
     )
@@ -103,26 +103,26 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Before each update, at least two backward passes issue reduce-scatters, the last pass "
-        "among them. Nine of ten updates have the same number of such passes, or fewer "
-        "at the end of an epoch. This cause is not named if other lines of the script call the "
-        "model in the first pass than in the later passes, because the passes are then of "
-        "different models. For the reduce-scatters of all passes but "
-        f"the last, the training thread waits for at least {WORTH_NAMING:.0%} of the step."
+        "Before each update, at least two backward passes issue reduce-scatters, and the last pass "
+        "does so too. In nine of ten updates the number of such passes is the same, or smaller at "
+        f"the end of an epoch. The training thread waits for at least {WORTH_NAMING:.0%} of the "
+        "step for the reduce-scatters of all passes but the last. The cause is not named if "
+        "different lines of the script call the model in the first pass and in the later passes: "
+        "the passes are then of different models."
     ),
     why=(
-        "With gradient accumulation only the sum of the micro batches' gradients is used, but "
-        "FSDP2 reduces them after each backward pass unless it is told not to. Without the "
-        "reductions each rank keeps unsharded gradients until the last pass, which takes the "
-        "memory of the whole model's gradients. `no_sync()`, which DDP and FSDP1 have, does "
-        "nothing here. Where the memory does not suffice, the reductions have to stay; under HSDP "
-        "`set_requires_all_reduce(last)` spares at least those between the replicas, which takes "
-        "no memory."
+        "Gradient accumulation uses only the sum of the micro batches' gradients. By default, "
+        "FSDP2 nevertheless reduces the gradients after every backward pass. Without these "
+        "reductions each rank keeps unsharded gradients until the last pass, which takes memory "
+        "for the gradients of the whole model. `no_sync()` works with DDP and FSDP1, but not with "
+        "FSDP2. If there is too little memory, keep the reductions. With HSDP, "
+        "`set_requires_all_reduce(last)` can then still avoid the all-reduces between the "
+        "replicas, and needs no additional memory."
     ),
     gain_note=(
-        "The steps are replayed without these reductions, and without FSDP's copies of gradients "
-        "into and out of them. On GPUs, and in recordings of other tools, the copies cannot be "
-        "told apart from the backward pass: there the fix wins somewhat more than predicted."
+        "The steps are replayed without these reductions and without FSDP's copies of gradients "
+        "for them. On GPUs and in recordings of other tools, the copies cannot be distinguished "
+        "from the backward pass. There the fix saves somewhat more than predicted."
     ),
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"

@@ -1,6 +1,6 @@
-"""FSDP gathers the parameters anew in every micro batch, though they are the same until the update.
+"""FSDP gathers the same parameters again in every micro batch of an update.
 
-FSDP2 frees the gathered parameters after each backward pass unless it is told to keep them.
+By default, FSDP2 frees the gathered parameters after each backward pass.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 
-#: The step must wait for the gathers for at least this fraction of its length. This fraction and
-#: the next are large because the fix costs memory.
+#: Waiting for the needless gathers must take at least this fraction of the step. This fraction and
+#: the next are large because the fix needs memory.
 _WORTH = 0.1
 #: The low end of the gain's interval must be at least this fraction of the step.
 _LOW = 0.05
-#: The gathered model of all ranks of a host may take at most this fraction of the host's memory.
+#: The gathered models of all ranks together may take at most this fraction of a host's memory.
 _OF_MEMORY = 0.05
-#: At least this fraction of the updates must have the same number of passes before them, and a
-#: forward pass for each backward pass.
+#: At least this fraction of the updates must follow the usual number of forward and backward
+#: passes.
 _USUAL = 0.9
-#: The later passes of an update gather as many bytes as its first pass, within this fraction.
+#: The later passes of an update must gather as many bytes as its first pass, within this fraction.
 _ALIKE = 0.1
 _SETTER = "set_reshard_after_backward"
 _FIX_OF_FSDP1 = (
@@ -44,7 +44,7 @@ _FIX_OF_FSDP1 = (
 
 
 def _is_accumulating(calls: RankCalls) -> bool:
-    """True if most updates have the same number of passes, at least two, each with one forward."""
+    """True if most updates follow the same number, at least two, of forward and backward passes."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = phases.thread == steps.thread[0]
     mine &= (phases.begin_ns >= calls.begin_ns[0]) & (phases.begin_ns < calls.end_ns[-1])
@@ -64,7 +64,7 @@ def _is_accumulating(calls: RankCalls) -> bool:
 
 
 def _needless(calls: RankCalls) -> tuple[Mask, Mask]:
-    """Returns two masks of forward's gathers: in the first pass of each update, and in later ones.
+    """Returns two masks of gathers in forward: in the first pass of an update, and in later passes.
 
     Updates with a single pass are left out.
     """
@@ -76,9 +76,9 @@ def _needless(calls: RankCalls) -> tuple[Mask, Mask]:
 
 
 def _same_units(calls: RankCalls, first: Mask, again: Mask) -> bool:
-    """True if the later passes gather what the first pass gathers, from the same lines of code.
+    """True if the later passes of an update are of the same model as the first pass.
 
-    Two models that have one optimizer are called by different lines.
+    The passes must gather as many bytes, and the same lines of code must call the model.
     """
     _, whole = pass_numbers(calls)
     passes = float(np.median(whole[first])) - 1 if first.any() else 0.0
@@ -110,17 +110,16 @@ def _rule(facts: Facts) -> Sighting | None:
     if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:
         return None
     return Sighting(
-        f"{library(facts)} gathers the model in the forward pass of each of the {passes} micro "
-        f"batches of an update, though its weights change only after the last: the later gathers "
-        f"take {in_ms(facts.per_step_ms(exposed))} of the step. The whole model is "
-        f"{in_bytes(whole)} per rank, for which there is memory.",
+        f"{library(facts)} gathers the model in each of the {passes} micro batches of an update, "
+        "although the weights change only after the last one. The gathers after the first micro "
+        f"batch take {in_ms(facts.per_step_ms(exposed))} of the step. There is memory to keep the "
+        f"whole model, {in_bytes(whole)} per rank.",
         share,
         saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
     )
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """Removes the gathers and, if capture noted them, FSDP's copies into and out of them."""
     calls = facts.ranks[position]
     noted = Removed.with_noted(calls, mask, facts.noted_ns(position, "fsdp_forward_gathers"))
     return noted or Removed.only(mask)
@@ -128,28 +127,29 @@ def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
 
 CAUSE = CatalogueCause(
     id="fsdp-gathers-each-pass",
-    title="FSDP gathers the model anew for every micro batch, though there is memory to keep it",
+    title="FSDP gathers the model again for every micro batch, though there is memory to keep it",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Nine of ten updates have the same number of backward passes before them, at least two, "
-        "and a forward pass for each. The forward passes after the first one gather as many bytes "
-        f"as the first, within {_ALIKE:.0%}, and the script calls the model by the same lines. "
-        f"The step waits for these gathers for at least {_WORTH:.0%} of its length, and the "
-        f"gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of the host's "
-        "memory. This cause is not named for jobs on GPUs, whose memory is not recorded."
+        "Nine of ten updates follow the same number of backward passes, at least two, and as many "
+        "forward passes. Each forward pass after the first gathers as many bytes as the first, "
+        f"within {_ALIKE:.0%}, and the same lines of the script call the model. Waiting for these "
+        f"later gathers takes at least {_WORTH:.0%} of the step. The gathered models of all ranks "
+        f"together would take at most {_OF_MEMORY:.0%} of a host's memory. The cause is not named "
+        "for jobs on GPUs, because the memory of GPUs is not recorded."
     ),
     why=(
-        "With gradient accumulation the weights are the same in all micro batches of an update. "
-        "FSDP2 frees the gathered parameters after each backward pass all the same, and gathers "
-        "them in the next forward pass. Told to keep them until the last micro batch, it gathers "
-        "once per update, which takes the memory of the whole model's parameters. If forward also "
-        "frees them, backward still gathers: `set_reshard_after_forward(False)` spares that too."
+        "With gradient accumulation, the weights are the same in all micro batches of an update. "
+        "By default, FSDP2 nevertheless frees the gathered parameters after each backward pass, "
+        "and gathers them again in the next forward pass. If FSDP2 keeps the parameters until the "
+        "last micro batch, it gathers them once per update. This takes memory for the parameters "
+        "of the whole model. By default, FSDP2 also frees parameters after forward and gathers "
+        "them again in backward: `set_reshard_after_forward(False)` avoids this."
     ),
     gain_note=(
-        "The steps are replayed without these gathers and without FSDP2's copies into and out of "
-        "them, if they were noted. FSDP1's copies cannot be told apart from its forward pass: "
-        "there the fix wins somewhat more than predicted."
+        "The steps are replayed without these gathers and, if recorded, without FSDP2's copies for "
+        "them. FSDP1's copies cannot be distinguished from its forward pass: with FSDP1, the fix "
+        "saves somewhat more than predicted."
     ),
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"

@@ -13,13 +13,12 @@ from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, 
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: The step must wait for the gathers for at least this fraction of its length. This fraction and
-#: the next are large because the fix costs memory.
+#: Waiting for the gathers in backward must take at least this fraction of the step. This fraction
+#: and the next are large because the fix needs memory.
 _WORTH = 0.1
 #: The low end of the gain's interval must be at least this fraction of the step.
 _LOW = 0.05
-#: The gathered units of the whole model may take at most this fraction of a rank's share of the
-#: host's memory.
+#: The gathered models of all ranks together may take at most this fraction of a host's memory.
 _OF_MEMORY = 0.05
 _FIX_OF_FSDP1 = (
     "from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy\n\n"
@@ -31,17 +30,14 @@ _FIX_OF_FSDP1 = (
 
 
 def _again(calls: RankCalls) -> Mask:
-    """All-gathers in backward."""
     return unit_gathers(calls) & calls.in_backward
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """Removes the gathers, and FSDP's copies into and out of them.
+    """Removes the gathers, and FSDP's copies before and after them.
 
-    If capture did not note the copies, the gap before each gather stands for them: the time from
-    the end of the previous call of the same backward pass to the issue of the gather. In this gap
-    FSDP2 copies out of the previous gather and into this one. Modules between the units may compute
-    in it too, so at most the median gap is removed.
+    If the copies were not recorded, the time between the previous call and the gather stands for
+    them. The model may also compute in this time, so at most the median of these times is removed.
     """
     calls = facts.ranks[position]
     table = calls.table
@@ -83,9 +79,8 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _model_bytes(calls: RankCalls) -> int:
-    """Bytes of all units that forward gathers in a step, each counted once."""
     first = unit_gathers(calls) & ~calls.in_backward & (calls.step == 0)
-    # With several micro batches, forward gathers the units once for each backward pass.
+    # With several micro batches, each unit is gathered once per backward pass.
     tasks = np.unique(calls.table.graph_task[_again(calls) & (calls.step == 0)])
     return int(calls.size_bytes[first].sum()) // max(1, len(tasks))
 
@@ -104,21 +99,21 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"The step waits for all-gathers in backward for at least {_WORTH:.0%} of its length, and "
-        f"the gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of the host's "
-        "memory. This cause is not named for jobs on GPUs, whose memory is not recorded."
+        f"The step waits for all-gathers in backward for at least {_WORTH:.0%} of its length. The "
+        f"gathered models of all ranks together would take at most {_OF_MEMORY:.0%} of a host's "
+        "memory. The cause is not named for jobs on GPUs, because the memory of GPUs is not "
+        "recorded."
     ),
     why=(
         "By default FSDP2 frees the gathered parameters of a unit after its forward pass, and "
-        "gathers them again in backward. This makes large models fit into memory, and adds half "
-        "as much communication again. A model that fits can keep its parameters from forward to "
-        "backward: gradients and optimizer states stay sharded."
+        "gathers them again in backward. This saves memory for large models, but increases "
+        "communication by half. A model that fits into memory can keep its gathered parameters "
+        "until backward. Gradients and optimizer states stay sharded."
     ),
     gain_note=(
-        "With each gather, the replay also removes FSDP's copies into and out of it. If the copies "
-        "were not recorded, those out of the previous gather and into this one are assumed to take "
-        "the time between the previous call and the gather, or the median of these times if that "
-        "is shorter."
+        "The steps are replayed without these gathers and without FSDP's copies before and after "
+        "them. If the copies were not recorded, they are assumed to take the time between the "
+        "previous call and the gather, but at most the median of these times."
     ),
     fix="YOUR_MODEL.set_reshard_after_forward(False)  # after fully_shard",
     edit=lambda facts, _: _edit(facts),

@@ -13,15 +13,14 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
 
-#: One unit is a mistake if the sharded collectives are exposed for at least this fraction of the
-#: step.
+#: Least exposed time of FSDP's collectives, as a fraction of the step.
 _EXPOSED = 0.1
-#: A smaller model is not worth dividing: its single gather takes hardly longer than the latency.
+#: Least size of the gather. Dividing a smaller model saves little, because its gather is mostly
+#: latency.
 _LEAST_BYTES = 2**20
-#: On CPUs FSDP gathers in the training thread, so that nothing is hidden.
+#: On CPUs, FSDP gathers in the training thread, so no compute hides a gather.
 _ON_CPU = " This job runs on CPUs, where more units save memory but may lengthen the step."
-#: Code that finds the repeated blocks of a model, whatever their names: the members of the module
-#: list that has the most parameters. If several lists have equally many, the outermost is taken.
+#: Code that finds the blocks of a model: the members of the module list with the most parameters.
 BLOCKS = (
     "lists = (torch.nn.ModuleList, torch.nn.Sequential)\n"
     "found = [m for m in YOUR_MODEL.modules() if isinstance(m, lists)]\n"
@@ -54,16 +53,15 @@ def _rule(facts: Facts) -> Sighting | None:
     if share < _EXPOSED or size < _LEAST_BYTES:
         return None
     return Sighting(
-        f"{library(facts)} shards the whole model as one unit: all {in_bytes(size)} are gathered "
-        f"in one call before forward begins, and all gradients are reduced after backward has "
-        f"ended, so that no compute can hide {in_ms(exposed)} per step."
+        f"{library(facts)} shards the whole model as one unit. One call gathers all "
+        f"{in_bytes(size)} before forward begins, and all gradients are reduced after backward has "
+        f"ended. No compute can hide these calls, which take {in_ms(exposed)} per step."
         f"{'' if facts.on_device else _ON_CPU}",
         share,
     )
 
 
 def _edit(facts: Facts) -> str:
-    """Returns code that shards the blocks before the model, with the script's own settings."""
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is None]
@@ -93,20 +91,20 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "Each pass gathers the parameters in a single all-gather of at least "
-        f"{_LEAST_BYTES // 2**20} MiB, and the training thread waits for the sharded collectives "
-        f"for at least {_EXPOSED:.0%} of the step."
+        f"{_LEAST_BYTES // 2**20} MiB. The training thread waits for FSDP's collectives for at "
+        f"least {_EXPOSED:.0%} of the step."
     ),
     why=(
-        "`fully_shard(model)` alone makes one unit of all parameters. Its all-gather must end "
-        "before the first layer computes, its reduce-scatter begins after the last gradient, and "
-        "the whole model is in memory at once. With a unit per block, the next block is gathered "
-        "while this one computes."
+        "A single call of `fully_shard(model)` puts all parameters into one unit. The all-gather "
+        "of this unit must end before the first layer computes, and its reduce-scatter begins "
+        "after the last gradient. Meanwhile the whole model is in memory. If each block is a unit, "
+        "FSDP gathers the next block while the current block computes."
     ),
     gain_note=(
-        "Not predicted, because a run with one unit does not show how long each block computes, "
-        "so it is not known how much of a gather could be hidden. On CPUs no gather can be "
-        "hidden: FSDP2 gathers in the training thread there, so more units save memory and "
-        "lengthen the step (by a quarter to a third in two jobs of two ranks over gloo)."
+        "Not predicted, because a run with one unit does not show how long each block computes. On "
+        "CPUs, FSDP2 gathers in the training thread, so no compute can hide a gather. More units "
+        "then save memory but lengthen the step: by a quarter to a third in two jobs of two ranks "
+        "over gloo."
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"

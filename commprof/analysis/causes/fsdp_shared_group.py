@@ -1,4 +1,4 @@
-"""FSDP2's all-gathers wait behind reduce-scatters of the same group."""
+"""FSDP2's all-gathers wait for reduce-scatters of the same group."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from commprof.stats.intervals import Interval
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
 
-#: The cause is named only if the low end of the gain is at least this fraction of the step. The
-#: fraction is large, because a second group costs memory and shares the network.
+#: Least gain (low end of the interval), as a fraction of the step. The fraction is large because a
+#: second group costs memory.
 _WORTH = 0.05
 _GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor"))
 
@@ -31,9 +31,9 @@ def _rule(facts: Facts) -> Sighting | None:
     if saved is None or saved.low < _WORTH:
         return None
     return Sighting(
-        "FSDP2's all-gathers in backward wait until earlier reduce-scatters are done, because "
-        "both use one group, whose calls run one after the other. With a group for reduce-scatters "
-        "alone both can overlap, as far as the network carries them.",
+        "FSDP2's all-gathers in backward wait for earlier reduce-scatters, because calls of one "
+        "group run one after the other. If the reduce-scatters use a group of their own, both "
+        "kinds of calls can run at the same time, as far as the network allows.",
         saved.value,
     )
 
@@ -61,11 +61,11 @@ def _apart(facts: Facts) -> Interval | None:
 
 
 def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
-    """Returns, for each call, the row of the last call of its kind before it in its group, or -1.
+    """Returns, for each call, the row of the previous call of its kind in its group, or -1.
 
-    Reduce-scatters are one kind; all other calls are the other kind.
+    Reduce-scatters are one kind, and all other calls are the second kind.
 
-    ``before``: for each call, the row of the call before it in its group; -1 if there is none.
+    ``before``: for each call, the row of the previous call of any kind in its group, or -1.
     """
     first_rows = before.copy()
     while True:
@@ -77,26 +77,24 @@ def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
 
 CAUSE = CatalogueCause(
     id="fsdp-shared-group",
-    title="FSDP2's all-gathers queue behind its reduce-scatters",
+    title="FSDP2's all-gathers wait for its reduce-scatters",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "All-gathers and reduce-scatters use the same group. If the steps are replayed with a "
-        "separate group for the reduce-scatters, they are shorter by at least "
-        f"{_WORTH:.0%} (low end of the interval)."
+        "All-gathers and reduce-scatters use the same group. A replay of the steps with a separate "
+        f"group for the reduce-scatters is shorter by at least {_WORTH:.0%} (low end of the "
+        "interval)."
     ),
     why=(
-        "Collectives of one group share a communicator and follow one another. In backward, the "
-        "next block's all-gather queues behind the previous block's reduce-scatter, and compute "
-        "waits for the gather though nothing needs the scatter's result yet. With "
-        "a second group both are in progress at once; the second group costs a communicator's "
-        "buffers on each GPU."
+        "Collectives of one group run one after the other. In backward, the all-gather of the next "
+        "block waits for the reduce-scatter of the previous block, and compute waits for the "
+        "all-gather. Nothing needs the result of the reduce-scatter yet. With a second group, both "
+        "calls can run at the same time. The second group takes memory for its buffers on each GPU."
     ),
     gain_note=(
-        "Not predicted, because the network may be slower when it carries both kinds of calls at "
-        "once. The replay ignores this, so that its result is the most that the fix can win. A "
-        "trial measures "
-        "it: `commprof run --trial scatter-group=own`."
+        "Not predicted, because calls of both kinds may be slower if they use the network at the "
+        "same time. The replay ignores this, so its result is the most that the fix can save. A "
+        "trial measures the gain: `commprof run --trial scatter-group=own`."
     ),
     fix="YOUR_MODEL.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",
     edit=lambda facts, _: after_sharding(facts.script, "set_separate_reduce_scatter_group(True)"),

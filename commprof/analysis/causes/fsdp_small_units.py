@@ -1,4 +1,4 @@
-"""FSDP2's units are so small that their time is mostly latency."""
+"""FSDP's units are too small, and their collectives are mostly latency."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from commprof.units import ns_to_ms
 
 #: Least number of units that forward gathers.
 _LEAST = 8
-#: Largest mean size of these units' all-gathers.
+#: Largest mean size of the all-gathers.
 _MEAN_BYTES = 2**18
-#: If the script shards modules one by one, the fix joins them into about this many units.
+#: The fix joins modules that the script shards one by one into about this many units.
 _UNITS = 4
-#: Least exposed time of the sharded collectives, as a fraction of the step.
+#: Least exposed time of FSDP's collectives, as a fraction of the step.
 _EXPOSED = 0.1
 
 
@@ -38,15 +38,14 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     calls = sum(part.calls for part in sharding.parts)
     return Sighting(
-        f"{library(facts)} shards {sharding.groups} units of {in_bytes(mean)} on average: "
-        f"the step waits {in_ms(exposed)} for {calls:.0f} collectives, mostly for their latency "
-        "and hardly for transfer.",
+        f"{library(facts)} shards the model into {sharding.groups} units of {in_bytes(mean)} on "
+        f"average. The step waits {in_ms(exposed)} for {calls:.0f} collectives, and most of this "
+        "time is latency.",
         share,
     )
 
 
 def _edit(facts: Facts) -> str:
-    """Changes the script's own loop: several modules become one unit, in order of use."""
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is not None]
@@ -70,19 +69,19 @@ def _edit(facts: Facts) -> str:
 
 CAUSE = CatalogueCause(
     id="fsdp-small-units",
-    title="FSDP's units are so small that their time is mostly latency",
+    title="FSDP's units are too small, and their collectives are mostly latency",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
         f"Forward gathers at least {_LEAST} units of at most {_MEAN_BYTES // 2**10} KiB on "
-        "average, and the training thread waits for the sharded collectives for at least "
-        f"{_EXPOSED:.0%} of the step."
+        f"average. The training thread waits for FSDP's collectives for at least {_EXPOSED:.0%} of "
+        "the step."
     ),
     why=(
-        "Each unit takes an all-gather in forward, mostly another in backward, and a "
-        "reduce-scatter. If `fully_shard` is applied to every linear layer or norm, nearly all "
-        "time of these calls is latency, and hardly any is transfer. A unit should be a whole "
-        "block of the model, of some megabytes."
+        "Each unit needs an all-gather in forward, mostly another all-gather in backward, and a "
+        "reduce-scatter. If `fully_shard` is applied to every linear layer or norm, these calls "
+        "spend nearly all of their time on latency. A unit should be a whole block of the model, "
+        "of some megabytes."
     ),
     gain_note=(
         "Not predicted, because fewer units also save FSDP2's own work for each unit, and the "

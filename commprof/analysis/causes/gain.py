@@ -1,4 +1,4 @@
-"""Predicts the gain of a fix, by a replay of the steps without the calls that it removes."""
+"""Predicts the gain of a fix by a replay of the steps without some calls."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from commprof.trace.stretches import gaps, stretches
 class Removed:
     """The calls and the work that a fix removes from one rank's recording."""
 
-    #: Mask over the rank's table: the calls that the fix removes.
+    #: Mask of the calls that the fix removes.
     calls: Mask
-    #: Begins and ends, in ns, of intervals that do not overlap; the thread's own work in them is
-    #: removed too.
+    #: Begins and ends, in ns, of intervals that do not overlap. The fix also removes the training
+    #: thread's own work in these intervals.
     begin_ns: Ints
     end_ns: Ints
     #: True if the remaining calls carry the bytes of the removed calls.
@@ -32,7 +32,7 @@ class Removed:
 
     @classmethod
     def only(cls, mask: Mask, bytes_remain: bool = False) -> Removed:
-        """Removes the masked calls and none of the thread's own work."""
+        """Removes the masked calls, but no work of the training thread."""
         none = np.zeros(0, dtype=np.int64)
         return cls(mask, none, none, bytes_remain)
 
@@ -40,8 +40,8 @@ class Removed:
     def whole(cls, calls: RankCalls, mask: Mask, of_loop: bool = False) -> Removed:
         """Removes the masked calls, and the thread's work from each issue to the end of the wait.
 
-        ``of_loop``: True if the fix also removes what a loop does between one of these calls and
-        the next. Such work is removed only if no other call and no phase lies between the two.
+        ``of_loop``: True to also remove the work between two masked calls, unless another call or a
+        phase lies between them.
         """
         rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
         begin, end = calls.table.issue_ns[rows], calls.wait_end_ns[rows]
@@ -55,14 +55,14 @@ class Removed:
 
     @classmethod
     def with_noted(cls, calls: RankCalls, mask: Mask, noted: tuple[Ints, Ints]) -> Removed | None:
-        """Removes the masked calls, and the noted work around them, such as copies of FSDP.
+        """Removes the masked calls and the recorded work around them, such as FSDP's copies.
 
-        Capture notes the intervals of such work, but only a limited number of them. If a call lies
-        outside of all noted intervals, the work before its issue and the work after its end are
-        assumed to take as long as the medians of the noted work before and after calls. None if no
-        masked call lies in a noted interval.
+        Capture records such work only for a limited number of calls. For all other calls, the
+        median time of the recorded work is removed. Returns None if no work was recorded for the
+        masked calls.
 
-        ``noted``: begins and ends of the intervals, as ``Facts.noted_ns`` returns them.
+        ``noted``: begins and ends of the intervals with the work, as ``Facts.noted_ns`` returns
+        them.
         """
         rows = np.flatnonzero(mask)
         issue_ns = calls.table.issue_ns[rows]
@@ -83,16 +83,16 @@ class Removed:
 def saving_without(
     facts: Facts, removed: Sequence[Removed], transfer_ns: Sequence[Floats] | None = None
 ) -> Saving | None:
-    """Replays the steps without some calls of each rank; None if no replay is possible.
+    """Replays the steps without the removed calls; None if no replay is possible.
 
-    A removed call takes no time, and no rank waits in it: ranks that arrive late are waited for in
-    the next call. The call's helper threads no longer take a core from the training thread.
+    The ranks then wait for late ranks in the next call. The helper threads of removed calls no
+    longer take a core from the training thread.
 
     Args:
         facts: facts about the job at one world size.
         removed: one entry per rank of ``facts``.
-        transfer_ns: per rank, the new transfer time of each remaining call that changes; NaN for
-            other calls. None if no call changes.
+        transfer_ns: for each rank, new transfer times of its calls; NaN for calls that keep their
+            time. None if all calls keep their time.
     """
     recorded = facts.replays
     if recorded is None:
@@ -137,7 +137,7 @@ def _changed(rank: Program, calls: RankCalls, removed: Removed, free: Mask) -> P
 
 
 def _lost(rank: Program, calls: RankCalls, removed: Removed) -> Floats:
-    """Returns, for each event of ``rank``, the thread's own work removed before it, in ns."""
+    """Returns, for each event of ``rank``, the total own work that is removed before it, in ns."""
     whole = stretches(removed.begin_ns, removed.end_ns)
     delays = delays_by(calls, removed.calls, removed.bytes_remain).within(gaps(whole))
     lost = np.zeros(len(rank.own_ns))

@@ -25,7 +25,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if facts.share(collected_ns) < WORTH_NAMING / 2 or number < 2:
         return None
     if max(len(begin) for begin, _ in spans) < 2:
-        return None  # a single collection may only remove what the job's start has left
+        return None  # a single collection may only clean up after the start of the job
     removed = [
         Removed(np.zeros(len(calls.table), dtype=bool), *times)
         for calls, times in zip(facts.ranks, spans, strict=True)
@@ -33,7 +33,7 @@ def _rule(facts: Facts) -> Sighting | None:
     saving = saving_without(facts, removed)
     if saving is not None and saving.saved.value < WORTH_NAMING:
         return None
-    # All ranks wait for each collection, so that at most the sum over the ranks is lost.
+    # All ranks wait for each collection, so at most the sum over the ranks is lost.
     lost = sum(collected_ns) / facts.steps / facts.step_ns
     mean_ms = ns_to_ms(sum(collected_ns) / number)
     return Sighting(
@@ -47,20 +47,20 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="garbage-in-turns",
-    title="Python collects garbage on each rank at another time",
+    title="Python collects garbage at a different time on each rank",
     needs=(Figure.EXPOSED,),
     rule=_rule,
     looks_like=(
-        "At least one rank collects garbage twice or more in measured steps, for at least 1 ms "
-        "each time, and the replay of the steps without the collections of all ranks is at least "
+        "At least one rank collects garbage at least twice in the measured steps, for at least 1 "
+        "ms each time. A replay of the steps without the collections of all ranks is at least "
         f"{WORTH_NAMING:.0%} shorter."
     ),
     why=(
-        "CPython collects old objects when enough have been made, which happens in a different "
-        "step on each rank. A collection stops the rank for up to seconds if a script holds "
-        "millions of objects, and all other ranks wait for it in the next exchange, so that the "
-        "pauses of all ranks add up. If all ranks collect in the same steps, they pause at the "
-        "same time, and `gc.freeze()` leaves out the objects that live as long as the job."
+        "CPython collects garbage when enough new objects exist. This happens in a different step "
+        "on each rank. If a script holds millions of objects, a collection can stop a rank for "
+        "seconds. All other ranks wait for this rank in the next exchange, so the pauses of all "
+        "ranks add up. If all ranks collect in the same steps, they pause at the same time. "
+        "`gc.freeze()` excludes all existing objects from later collections."
     ),
     fix=(
         "import gc\n\n"

@@ -1,4 +1,4 @@
-"""Sharded gradients are gathered between backward and the update, to compute their norm, say."""
+"""Sharded gradients are gathered between backward and the update, for example for their norm."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _rule(facts: Facts) -> Sighting | None:
     if gathers is None:
         return None
     return Sighting(
-        f"Between backward and the update, each step gathers {gathers.what}, {gathers.how}. If "
-        "the whole gradients are only used to compute their norm, one number per rank is "
-        "enough; an optimizer that needs whole gradients, as Muon does, must gather them.",
+        f"Between backward and the update, each step gathers {gathers.what}, {gathers.how}. If the "
+        "script only computes the norm of the gradients, the ranks need to exchange just one "
+        "number each. An optimizer that needs whole gradients, such as Muon, must gather them.",
         gathers.share,
         gathers.saving,
         gathers.line,
@@ -32,24 +32,24 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
-        "backward and the update, other than those of the optimizer, send at least "
-        f"{OF_SHARDS:.0%} of a rank's shards, and the all-gathers in forward do so too. The ranks "
-        "wait in the all-gathers outside of forward for at least "
+        "FSDP shards the job's parameters. In more than half of the steps, the script's "
+        f"all-gathers between backward and the update send at least {OF_SHARDS:.0%} of a rank's "
+        "shards. All-gathers of the optimizer do not count. The all-gathers in forward also send "
+        "at least this fraction. The ranks wait for the script's all-gathers for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "`grad.full_tensor()`, or a gradient in `summon_full_params(with_grads=True)`, sends the "
-        "gradients of the whole model to all ranks, and nothing overlaps this; each rank then "
-        "holds them whole. To clip or to log the norm, each rank adds up the squares of its own "
-        "shards, and one number is reduced: torch's `clip_grad_norm_` does so. Histograms and "
-        "checks for NaN can be computed on the shards too. Updates that need whole matrices, as "
-        "those of Muon and Shampoo, cannot: then keep the gathers."
+        "`grad.full_tensor()` and `summon_full_params(with_grads=True)` send the gradients of the "
+        "whole model to all ranks, and no compute hides this. Each rank then needs memory for all "
+        "gradients. The norm does not need whole gradients: with torch's `clip_grad_norm_`, each "
+        "rank adds up the squares of its own shards, and the ranks reduce one number. Histograms "
+        "and checks for NaN can use the shards too. Keep the gathers for optimizers that need "
+        "whole matrices, such as Muon and Shampoo."
     ),
     gain_note=(
-        "The gain is computed as if only the norm were needed. The steps are replayed without "
-        "these gathers, and of the work between one gather and the next, only the part for a "
-        "rank's own shards remains. The reduction of the norm is not counted."
+        "The gain is computed as if the script needed only the norm. The steps are replayed "
+        "without these gathers. Of the work between the gathers, only a rank's own part remains. "
+        "The reduction of the norm is not counted."
     ),
     fix=(
         "# if the whole gradients serve only for their norm\n"

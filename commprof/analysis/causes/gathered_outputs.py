@@ -16,22 +16,20 @@ from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
 
 _OPS = ("all_gather", "all_gather_into_tensor", "gather")
-#: Least number of bytes of a gather: smaller gathers are of scalars, which other causes are about.
+#: Least number of bytes of a gather. Smaller gathers are of scalars, for which there are other
+#: causes.
 _LEAST_BYTES = 2**12
-#: Largest number of gathers in a step. If a step has more, they are not of outputs, or they are of
-#: small tensors that can be joined.
+#: Largest number of gathers in a step. Steps with more gathers probably do not gather outputs.
 _MOST = 3
-#: Gathers with at least this fraction of the trained parameters' bytes are of parameters or
-#: gradients.
+#: Gathers of at least this fraction of the parameters' bytes are of parameters or gradients.
 _OF_PARAMETERS = 0.5
-#: Files of optimizers that gather the parameters that they updated.
+#: Parts of the paths of optimizers that gather the updated parameters.
 _OPTIMIZERS = ("/optim/", "/deepspeed/", "/apex/", "/megatron/")
 
 
 def _gathers(calls: RankCalls) -> Mask:
-    """Gathers of the script in measured steps, between backward and the next forward."""
     mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & calls.after_backward
-    mask &= calls.phase != Phase.OPTIMIZER  # optimizers gather the parameters that they updated
+    mask &= calls.phase != Phase.OPTIMIZER
     return mask & (calls.size_bytes >= _LEAST_BYTES)
 
 
@@ -64,9 +62,9 @@ def _rule(facts: Facts) -> Sighting | None:
     removed = [Removed.whole(c, of_rank) for c, of_rank in zip(facts.ranks, masks, strict=True)]
     return Sighting(
         f"After backward, each step gathers {in_bytes(step_bytes)} from all ranks in "
-        f"{counted(round(per_step[0]), 'call')}{at_line(line)}, for {in_ms(ms)}. Training has its "
-        "gradients by then and does not need the gathers. For a metric or a log, gather seldom, or "
-        "add up on each rank and reduce the sums.",
+        f"{counted(round(per_step[0]), 'call')}{at_line(line)}, for {in_ms(ms)}. Training does not "
+        "need these gathers, because the gradients are already computed. For a metric or a log, "
+        "gather less often, or add up the values on each rank and reduce the sums.",
         share,
         saving_without(facts, removed),
         line,
@@ -85,18 +83,18 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In a job that exchanges gradients by DDP or FSDP, a typical step has one to "
-        f"{_MOST} gathers of at least {_LEAST_BYTES // 2**10} KiB after its backward pass and "
-        "before the next forward pass. No optimizer issues the gathers, they send less than "
-        f"{_OF_PARAMETERS:.0%} of the parameters' bytes, and the ranks wait in them for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        f"DDP or FSDP exchanges the gradients. A typical step has one to {_MOST} gathers of at "
+        f"least {_LEAST_BYTES // 2**10} KiB between a backward pass and the next forward pass. The "
+        f"gathers are not issued by an optimizer, and they send less than {_OF_PARAMETERS:.0%} of "
+        f"the parameters' bytes. The ranks wait for the gathers for at least {WORTH_NAMING:.0%} of "
+        "the step."
     ),
     why=(
-        "A metric over all ranks needs its sums, not every output. Gathering outputs and labels in "
-        "each step sends them to every rank, the more ranks the more bytes, and training waits. "
-        "Count on each rank (right answers, samples, sums of losses) and reduce the counts when "
-        "they are logged; gather outputs only where the metric needs all of them, as the area "
-        "under a curve does, once per evaluation."
+        "A metric over all ranks usually needs sums, not every output. Gathering the outputs sends "
+        "them to every rank in every step, and training waits. Instead, add up numbers on each "
+        "rank, such as right answers, samples and losses, and reduce the sums when they are "
+        "logged. A metric that needs all outputs, such as the area under a curve, can gather them "
+        "once per evaluation."
     ),
     fix=(
         "counts = torch.tensor([YOUR_RIGHT_ANSWERS, YOUR_SAMPLES], device=YOUR_DEVICE)\n"

@@ -1,4 +1,4 @@
-"""All sharded parameters are gathered in every step, outside of the passes that need them."""
+"""All sharded parameters are gathered in every step, outside of forward and backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from commprof.analysis.evidence import Figure
 
 
 def _after_update(calls: RankCalls) -> Mask:
-    """Gathers after the update: those between backward and the update are of gradients."""
     return after_backward(calls) & ~calls.before_update
 
 
@@ -32,24 +31,23 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
-        "the update and the next forward pass, other than those of the optimizer, send at "
-        f"least {OF_SHARDS:.0%} of a rank's shards, and the all-gathers in forward do so "
-        "too. The ranks wait in the all-gathers outside of forward for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "FSDP shards the job's parameters. In more than half of the steps, the script's "
+        f"all-gathers between the update and the next forward pass send at least {OF_SHARDS:.0%} "
+        "of a rank's shards. All-gathers of the optimizer do not count. The all-gathers in forward "
+        "also send at least this fraction. The ranks wait for the script's all-gathers for at "
+        f"least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "`full_tensor()`, `summon_full_params` and a full state dict send the whole model to all "
-        "ranks, and nothing overlaps this. An exponential moving average of the weights needs "
-        "none of it: it is computed element by element, so each rank can average its own shards, "
-        "in a fraction of the memory. Gather the average only to save it. An engine that "
-        "generates with the new weights does need them whole, once per round of generation."
+        "ranks, and no compute hides this. An exponential moving average of the weights does not "
+        "need the whole model: each rank can average its own shards, with a fraction of the "
+        "memory. Gather the average only to save it. An engine that generates with the new weights "
+        "needs whole weights, but only once per round of generation."
     ),
     gain_note=(
-        "The steps are replayed without these gathers and without the time that `full_tensor()` "
-        "takes itself. Of the work between one gather and the next, which averages whole tensors, "
-        "only the part for a rank's own shards remains. The end of the work after the last gather "
-        "is not known, so this work stays in the replay."
+        "The steps are replayed without these gathers and without the other work of "
+        "`full_tensor()`. Of the work between the gathers, only a rank's own part remains. The "
+        "work after the last gather stays in the replay, because its end is not known."
     ),
     fix=(
         "# YOUR_AVERAGES = [p.detach().to_local().clone()\n"

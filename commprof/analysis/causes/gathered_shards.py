@@ -1,4 +1,4 @@
-"""The script's gathers of whole sharded tensors, outside of the passes that need these tensors."""
+"""Finds gathers of the whole sharded model outside of forward and backward, and their cost."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from commprof.trace.schema import Phase
 from commprof.trace.stretches import Stretches, outside, stretches
 
 _OPS = names_of("all_gather")
-#: The gathers of a step count as gathers of the whole model if they send at least this fraction of
-#: the rank's own shards.
+#: The gathers of a step are of the whole model if they send at least this fraction of a rank's
+#: shards.
 OF_SHARDS = 0.5
 
 
 @dataclass(frozen=True)
 class GatheredShards:
-    """Gathers of most of the model's shards in most steps, and what they cost."""
+    """Gathers of most of the model's shards in most steps, and their cost."""
 
-    #: What is gathered, to follow the verb "gathers": "FSDP2's shards into 12 MB".
+    #: Object of a sentence with "gathers", for example "FSDP2's shards into 12 MB".
     what: str
-    #: How it is gathered, to follow ``what``: "in 4 calls at train.py:12, for 8 ms".
+    #: End of this sentence, for example "in 4 calls at train.py:12, for 8 ms".
     how: str
-    #: Fraction of the step for which ranks wait in these gathers.
+    #: Fraction of the step for which ranks wait for these gathers.
     share: float
     saving: Saving | None
     #: Line of the script that makes the gathers; empty if not known.
@@ -41,12 +41,12 @@ class GatheredShards:
 
 
 def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> GatheredShards | None:
-    """Returns what the chosen gathers cost if they gather the model; None if the cost is small.
+    """Returns the cost of the chosen gathers of the whole model; None if the cost is small.
 
-    The result is also None if forward does not gather the model itself, because forward may then
-    use what the chosen gathers have gathered.
+    Also returns None if forward does not gather the model, because forward may then use the result
+    of the chosen gathers.
 
-    ``chosen``: returns a mask of the gathers of a rank that may be needless.
+    ``chosen``: returns a mask of a rank's gathers that may be needless.
     """
     if fsdp_of(facts) is None:
         return None
@@ -75,16 +75,12 @@ def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> Gather
 
 
 def after_backward(calls: RankCalls) -> Mask:
-    """Gathers of the script after backward.
-
-    Gathers of optimizers are left out: they may need the updated parameters.
-    """
+    """Returns a mask of the script's gathers after backward, without those of optimizers."""
     mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & calls.after_backward
     return mask & (calls.phase != Phase.OPTIMIZER)
 
 
 def _in_forward(calls: RankCalls) -> Mask:
-    """Gathers that a forward pass issued."""
     mask: Mask = calls.chosen(_OPS) & (calls.phase == Phase.FORWARD) & ~calls.in_backward
     return mask
 
@@ -101,10 +97,10 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
 
 
 def _without(facts: Facts, position: int, mask: Mask) -> Removed:
-    """Removes the gathers, and work between them that a rank's own shards would not need.
+    """Removes the gathers, and all but 1 / ranks of the work between the gathers.
 
-    All ranks hold equal parts of a tensor, so shards need 1 / ranks of the work on whole tensors.
-    If the calls of ``full_tensor`` were not noted, their own work counts as work between gathers.
+    All ranks hold equal parts of a tensor, so the same work on a rank's own shards takes 1 / ranks
+    of the time.
     """
     calls, ranks = facts.ranks[position], facts.world.world_size
     noted = None

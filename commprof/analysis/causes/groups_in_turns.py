@@ -1,4 +1,4 @@
-"""The script waits for a call in one group before it issues a call in another, without need."""
+"""The script waits for a call in one group before it issues a call in another group."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.units import ns_to_ms
 
-#: Least number of calls that follow one another.
+#: Least number of calls in a series.
 _LEAST = 4
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
 
 
 def _in_turns(calls: RankCalls) -> Mask:
-    """Returns the calls of series in which each call is in another group than the call before.
+    """Returns a mask of series of calls in which the group changes from each call to the next.
 
-    The training thread waits for each call before the next one.
+    The training thread waits for each call before it issues the next call.
     """
     table = calls.table
     chosen = calls.chosen(_OPS) & calls.of_script & calls.is_blocking & ~of_objects(calls)
@@ -34,7 +34,7 @@ def _in_turns(calls: RankCalls) -> Mask:
 
 
 def _wins_ns(calls: RankCalls, mask: Mask) -> float:
-    """Time in calls of all groups except each step's slowest group, in all steps together."""
+    """Returns the total time in calls, without the calls of the slowest group of each step."""
     blocked = np.maximum(calls.wait_end_ns, calls.table.issue_ns) - calls.table.issue_ns
     groups, group_row = np.unique(calls.table.group[mask], return_inverse=True)
     total = np.zeros((len(calls.begin_ns), len(groups)))
@@ -58,9 +58,9 @@ def _rule(facts: Facts) -> Sighting | None:
     line = first.line(mask)
     ms = ns_to_ms(first.blocked_ns(mask) / facts.steps)
     return Sighting(
-        f"{round(number)} calls per step take turns between {groups} groups{at_line(line)}: the "
-        f"script waits for each before the next one begins, {in_ms(ms)} per step in all. Calls of "
-        "different groups can be in progress at once.",
+        f"Each step makes {round(number)} calls that alternate between {groups} "
+        f"groups{at_line(line)}. The script waits for each call before it issues the next, "
+        f"{in_ms(ms)} per step in all. Calls of different groups can run at the same time.",
         share,
         None,
         line,
@@ -69,26 +69,24 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="groups-in-turns",
-    title="Calls in several groups take turns",
+    title="Calls in several groups run one after the other",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"In a typical step at least {_LEAST} calls follow one another outside of forward and "
-        "backward; each is in another group than the call before, and the training thread waits "
-        f"for each. These calls take at least {WORTH_NAMING:.0%} of the step even without those of "
-        "the slowest group."
+        f"In a typical step, at least {_LEAST} calls follow one another outside of forward and "
+        "backward. Each call uses a different group than the call before it, and the training "
+        "thread waits for each call. Without the slowest group, these calls take at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "A group has a communicator of its own, so that calls in different groups can be in "
-        "progress at once; calls of one group follow one another. If a loop reduces one value "
-        "over the rows of the ranks and another over the columns, and waits each time, it uses "
-        "one group at a time. Issue all calls with `async_op=True`, in the same order on every "
-        "rank, "
-        "and wait afterwards; or join the calls of each group into one."
+        "Calls of one group run one after the other, but calls of different groups can run at the "
+        "same time. A loop that waits for each call uses only one group at a time. Issue all calls "
+        "with `async_op=True`, in the same order on every rank, and wait for them afterwards. Or "
+        "join the calls of each group into one call."
     ),
     gain_note=(
-        "Not predicted, because calls in progress at once share the network and the cores, and a "
-        "run in which they take turns does not show how much they slow each other down."
+        "Not predicted, because calls that run at the same time slow each other down, and this run "
+        "does not show by how much."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

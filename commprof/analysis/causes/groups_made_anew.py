@@ -1,4 +1,4 @@
-"""A process group is made in each step, and used in this step alone."""
+"""A new process group is made in each step and used only in this step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.units import ns_to_ms
 
-#: Least number of new groups per step, and in all. A script that makes groups late, but only once,
-#: makes fewer.
+#: Least number of new groups per step, and in all steps together.
 _PER_STEP, _LEAST = 0.5, 5
-#: The work before the first calls of these groups is at least this fraction of the step.
+#: Least time before the first calls of these groups, as a fraction of the step.
 _SHARE = 0.03
 
 
 def _first_calls(calls: RankCalls) -> Mask:
-    """First calls, in measured steps, of groups that no other step uses."""
+    """Returns a mask of the first call of each group that is used in one measured step only."""
     table = calls.table
     mask = np.zeros(len(table), dtype=bool)
     _, first, number = np.unique(table.group, return_index=True, return_inverse=True)
@@ -30,8 +29,8 @@ def _first_calls(calls: RankCalls) -> Mask:
     chosen = first[(least == most) & (least >= 0)]
     named = [calls.trace.groups.get(group) for group in table.group[chosen].tolist()]
     names = [group.name for group in named if group is not None and _is_count(group.name)]
-    # c10d numbers groups in the order in which they are made. If their first calls come in another
-    # order, the groups were not made for these steps.
+    # c10d numbers groups in the order in which they are made. If the first calls come in a
+    # different order, the groups were not made in these steps.
     order = np.argsort(table.issue_ns[chosen], kind="stable")
     if len(names) == len(chosen):
         numbers = np.array(names, dtype=np.int64)[order]
@@ -42,15 +41,15 @@ def _first_calls(calls: RankCalls) -> Mask:
 
 
 def _is_count(name: str) -> bool:
-    """True if a group's name is a number by which c10d counts groups.
+    """True if the name of a group is its number in c10d.
 
-    A decimal name of 19 or more digits is no count: it is a hash of 64 bits by NCCL.
+    Names of 19 or more digits are 64-bit hashes by NCCL.
     """
     return name.isdecimal() and len(name) < 19
 
 
 def _before_ns(calls: RankCalls, mask: Mask) -> float:
-    """Total time of the thread from the last phase or wait to the issue of each masked call."""
+    """Returns the total time from the last phase or wait to each masked call, in ns."""
     issue = calls.table.issue_ns[mask]
     phases = columns.phases(calls.trace)
     ends = np.sort(np.concatenate([phases.end_ns, calls.wait_end_ns, calls.begin_ns]))
@@ -73,9 +72,9 @@ def _rule(facts: Facts) -> Sighting | None:
     line, number = first.line(mask), int(mask.sum())
     ms = ns_to_ms(sum(before) / len(before) / number)
     return Sighting(
-        f"The script makes {number} process groups in {facts.steps} steps and uses each in one "
-        f"step only{at_line(line)}. Before the first call of each group, a rank spends "
-        f"{in_ms(ms)}: for a new group all ranks meet and connect anew.",
+        f"In {facts.steps} steps, the script makes {number} process groups and uses each of them "
+        f"in only one step{at_line(line)}. Before the first call of a group, a rank spends "
+        f"{in_ms(ms)} on average: all ranks have to connect for a new group.",
         share,
         line=line,
     )
@@ -87,19 +86,19 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"At least {_LEAST} process groups, and on average at least one per {1 / _PER_STEP:g} "
-        "steps, are each used in one step only. The times from the last phase or wait to each "
-        f"group's first call together take at least {_SHARE:.0%} of the step."
+        f"At least {_LEAST} process groups, and at least one per {1 / _PER_STEP:g} steps on "
+        "average, are used in only one step each. The work of the script before the first calls of "
+        f"these groups takes at least {_SHARE:.0%} of the step."
     ),
     why=(
-        "`new_group` makes all ranks meet, exchange addresses and connect, and NCCL allocates "
-        "buffers on the GPU for each communicator: milliseconds to seconds, which no profile shows "
-        "as communication, and memory that fills up if groups are not destroyed. Make the groups "
-        "that the script needs once, or keep them in a dictionary by their ranks."
+        "For each `new_group`, all ranks exchange addresses and connect, and NCCL allocates "
+        "buffers on the GPU. This takes milliseconds to seconds, which no profile shows as "
+        "communication. If groups are not destroyed, the GPU runs out of memory. Make each group "
+        "once, before the loop, or keep groups in a dictionary with the ranks as keys."
     ),
     gain_note=(
-        "Not predicted, because the time within `new_group` is not recorded. The fix wins at most "
-        "the time before the groups' first calls, which also holds other work of the script."
+        "Not predicted, because the time within `new_group` is not recorded. The fix saves at most "
+        "the time before the first calls of the groups, which includes other work of the script."
     ),
     fix=(
         "groups = {}  # once, before the loop\n"

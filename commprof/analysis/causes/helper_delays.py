@@ -1,8 +1,7 @@
-"""Time for which the helper threads of some calls keep a training thread from its core.
+"""Estimates how long the helper threads of calls keep a training thread from its core.
 
-gloo's threads carry out collectives on the cores on which the ranks compute. If the ranks have no
-cores to spare, the training thread lacks a core meanwhile. A fix that removes the calls gives the
-core back.
+gloo's helper threads run on the cores on which the ranks compute. If all cores are busy, the
+training thread has to wait for a core. A fix that removes calls also removes this waiting.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 
-#: Besides its data, each call costs the helper threads as much time as this many bytes of data.
+#: Fixed cost of a call for the helper threads, as the number of bytes that take as long.
 _CALL_BYTES = 2**16
 
 
 def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> ExposedSpread:
-    """Returns the run delay in ns that the masked calls' helper threads caused outside of waiting.
+    """Returns the run delay in ns that the helper threads of the masked calls caused.
 
-    Run delay is the time in which the training thread was ready to run and had no core. It is read
-    from the kernel at intervals. Of the run delay of an interval, at most the CPU time of the
-    rank's helper threads counts. This amount is divided among the calls in progress in proportion
-    to their bytes. The result is 0 for ranks with several intra-op threads, because the CPU time of
-    these threads cannot be distinguished from that of helper threads.
+    Run delay is the time in which the training thread was ready to run but had no core. The delay
+    between two readings is divided among the calls in progress, in proportion to their bytes. The
+    result is 0 for ranks with several intra-op threads, because the CPU time of these
+    threads cannot be distinguished from that of helper threads.
 
-    ``bytes_remain``: True if the fix lets other calls carry the bytes of the masked calls.
+    ``bytes_remain``: True if the remaining calls carry the bytes of the masked calls.
     """
     trace, table = calls.trace, calls.table
     steps = columns.steps(trace)
@@ -55,7 +53,7 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
 
 
 def _reached(begin_ns: Ints, end_ns: Ints, weight: Floats, times_ns: Ints) -> Floats:
-    """Returns for each of ``times_ns`` the sum of the weights up to this time.
+    """Returns, for each of ``times_ns``, the sum of all weights up to this time.
 
     Each weight is spread evenly over its interval.
     """

@@ -10,7 +10,6 @@ from commprof.text import counted, in_bytes, in_ms
 
 
 def _on_host(calls: RankCalls) -> Mask:
-    """Calls of the script that work on tensors of the host."""
     mask: Mask = ~calls.on_device & calls.of_script & (calls.step >= 0) & (calls.size_bytes > 0)
     return mask
 
@@ -30,10 +29,9 @@ def _rule(facts: Facts) -> Sighting | None:
     line = first.line(mask)
     ms = facts.per_step_ms(blocked)
     return Sighting(
-        f"{counted(round(number), 'collective')} per step "
-        f"({in_bytes(float(first.size_bytes[mask].mean()))} on average)"
-        f"{at_line(line)} {'works' if round(number) == 1 else 'work'} on tensors of the host, "
-        f"for {in_ms(ms)}, though the ranks also exchange tensors of their devices.",
+        f"Each step exchanges tensors of the host in {counted(round(number), 'collective')} "
+        f"({in_bytes(float(first.size_bytes[mask].mean()))} on average){at_line(line)}. The ranks "
+        f"wait {in_ms(ms)} for this, although they also exchange tensors of their devices.",
         share,
         None,
         line,
@@ -46,18 +44,18 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Collectives of a device are recorded, and a typical step has further collectives on "
-        "tensors of the host, outside of forward and backward. The latter stop the training thread "
-        f"for at least {WORTH_NAMING:.0%} of the step."
+        "The ranks exchange tensors of devices. In a typical step, the script also exchanges "
+        "tensors of the host, outside of forward and backward. The training thread waits for the "
+        f"collectives on tensors of the host for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "A group of `cpu:gloo,cuda:nccl`, or a gloo group beside the NCCL group, sends tensors of "
-        "the CPU over TCP through the host's processor. A loss that was moved to the CPU before "
-        "it is reduced also waits for the GPU first. On the GPU the same reduction goes over "
-        "NVLink or InfiniBand, and the host need not wait for it."
+        "A group with the backend `cpu:gloo,cuda:nccl`, or a gloo group in addition to the NCCL "
+        "group, sends tensors of the host over TCP. If a loss is moved to the host before it is "
+        "reduced, the host also has to wait for the GPU. A reduction on the GPU uses NVLink or "
+        "InfiniBand, and the host does not have to wait."
     ),
     gain_note=(
-        "Not predicted, because the run does not show what the same calls take on the devices."
+        "Not predicted, because the run does not show how long the calls take on the devices."
     ),
     fix=(
         "value = YOUR_TENSOR.cuda()  # reduce on the GPU, read the result later\n"

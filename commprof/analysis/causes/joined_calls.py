@@ -1,4 +1,4 @@
-"""Predicts how long one call takes in place of several, from sizes and times of a run's calls."""
+"""Predicts the time of a call that replaces several smaller calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from commprof.analysis.causes.facts import Facts, Floats, Mask
 from commprof.stats.intervals import robust_deviation
 from commprof.trace.columns import Ints
 
-#: The largest calls must hold at least this many times the bytes of the smallest calls: otherwise
-#: latency and transfer cannot be told apart.
+#: The largest calls must have at least this many times the bytes of the smallest calls. Otherwise
+#: latency and transfer cannot be distinguished.
 _SPREAD = 2.0
-#: The time for the bytes of a step's calls must be known to within this fraction of the step.
+#: Largest standard error of the transfer time of a step's calls, as a fraction of the step.
 _ERROR = 0.02
 #: Standard error of the median of n normal values, divided by (standard deviation / root of n).
 _MEDIAN_ERROR = 1.2533
@@ -22,21 +22,21 @@ _MEDIAN_ERROR = 1.2533
 
 @dataclass(frozen=True)
 class CallCost:
-    """Time of a call without waiting for other ranks, linear in its bytes."""
+    """Time of a call as a linear function of its bytes, without waiting for other ranks."""
 
     latency_ns: float
     ns_per_byte: float
 
     def of_ns(self, size_bytes: Ints) -> Floats:
-        """Time of calls of these sizes."""
+        """Returns the times in ns of calls of these sizes."""
         return self.latency_ns + self.ns_per_byte * size_bytes.astype(np.float64)
 
 
 def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
-    """Fits transfer times to sizes; all masked calls are of one operation in one group.
+    """Fits a line to the sizes and transfer times of the masked calls.
 
-    None if their sizes are too alike, if larger calls take no longer, if times vary too much to
-    tell how long the bytes of a step take, or if no replay is possible.
+    All masked calls must be of one operation and one group. Returns None if the sizes and times do
+    not determine the line well enough, or if no replay is possible.
     """
     if not facts.transfer_ns:
         return None
@@ -61,16 +61,16 @@ def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
 def _slope_error(
     cost: CallCost, sizes: Ints, median_ns: Floats, error_ns: Floats, count: Ints
 ) -> float:
-    """Standard error of the time per byte, in ns.
+    """Returns the standard error of the time per byte, in ns.
 
-    It follows from how far the medians are from the line, or from the medians' own errors if these
-    are larger: with only two sizes, both medians are always on the line.
+    It follows from the distances of the medians from the line, or from the errors of the medians if
+    these are larger. With only two sizes, the distances are always 0.
 
     Args:
         cost: the line through the medians.
-        sizes: bytes of the calls, each size once.
+        sizes: the different sizes of the calls.
         median_ns: median time of the calls of each size.
-        error_ns: standard error of this median.
+        error_ns: standard error of each median.
         count: number of calls of each size.
     """
     off_ns = median_ns - cost.of_ns(sizes)

@@ -1,4 +1,4 @@
-"""The gradient of a huge embedding is ready last, and nothing is left to hide its exchange."""
+"""The gradient of a huge embedding is ready last, so no compute hides its exchange."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from commprof.trace import columns
 _HALF = 0.5
 #: A smaller embedding is not worth a sparse gradient.
 _LEAST_BYTES = 2**20
-#: The training thread waits for that parameter's bucket for at least this fraction of the step.
+#: Waiting for the bucket of this parameter must take at least this fraction of the step.
 _EXPOSED = 0.1
 
 
 def _last(calls: RankCalls) -> Mask:
-    """The last bucket of each backward pass in measured steps."""
+    """Returns a mask of the last bucket of each backward pass."""
     table = calls.table
     rows = np.flatnonzero(
         np.isin(table.graph_task, columns.finalizations(calls.trace).span.key) & (calls.step >= 0)
@@ -53,8 +53,8 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms(exposed)
     return Sighting(
         f"One parameter of {in_bytes(max(sizes))} holds {max(sizes) / sum(sizes):.0%} of the "
-        "gradients. Its gradient is ready last, like that of an embedding at the model's input: "
-        f"no compute is left to hide the exchange, which delays the step by {in_ms(ms)}.",
+        "gradients. This gradient is ready last, as for an embedding at the model's input. No "
+        f"compute is left to hide the exchange, which delays the step by {in_ms(ms)}.",
         share,
     )
 
@@ -75,18 +75,17 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"One parameter of at least {_LEAST_BYTES // 2**20} MiB holds at least {_HALF:.0%} of the "
-        "bytes that DDP reduces, the last bucket "
-        "of the backward passes holds it, and the training thread waits for this bucket for at "
-        f"least {_EXPOSED:.0%} of the step."
+        f"One parameter of at least {_LEAST_BYTES // 2**20} MiB has at least {_HALF:.0%} of the "
+        "bytes that DDP reduces. The last bucket of the backward passes contains this parameter, "
+        f"and the training thread waits for this bucket for at least {_EXPOSED:.0%} of the step."
     ),
     why=(
-        "Backward computes the gradient of the input's embedding last, so its exchange can only "
-        "begin when backward is over. A batch touches few rows of the embedding: with "
-        "`sparse=True` only these are sent, and torch.optim.SparseAdam updates only these. An "
-        "embedding that is too large for this can be divided over the ranks. Over gloo, torch "
-        "2.13.0 crashes with a segmentation fault about once in 20,000 steps with sparse "
-        "gradients, with commprof and without it: divide the embedding there."
+        "Backward computes the gradient of the input embedding last, so the exchange of this "
+        "gradient begins when backward is over. A batch uses few rows of the embedding. With "
+        "`sparse=True`, only the gradients of these rows are sent, and torch.optim.SparseAdam "
+        "updates only these rows. A very large embedding can be divided over the ranks instead. "
+        "With sparse gradients over gloo, torch 2.13.0 crashes with a segmentation fault about "
+        "once in 20,000 steps, also without commprof. Over gloo, divide the embedding."
     ),
     gain_note=("Not predicted, because the number of rows that a batch touches is not recorded."),
     fix=(

@@ -30,7 +30,6 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _saving(facts: Facts, rank: int) -> Saving | None:
-    """Replays the steps with this rank as fast as the others; None if that is not possible."""
     gains = facts.world.gains
     rows = [row for row in gains.gains if row.rank == rank] if gains is not None else []
     rows = [row for row in rows if row.phase == "data"] or [r for r in rows if r.change == "rank"]
@@ -38,7 +37,6 @@ def _saving(facts: Facts, rank: int) -> Saving | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Adds workers to a loader made without workers; another loader is left as it is."""
     site = facts.script.only("DataLoader")
     given = [] if site is None else [k.value for k in site.call.keywords if k.arg == "num_workers"]
     if site is None or any(not isinstance(v, ast.Constant) or v.value for v in given):
@@ -53,18 +51,18 @@ CAUSE = CatalogueCause(
     needs=(Figure.LATE,),
     rule=_rule,
     looks_like=(
-        "One rank is late by the report's test of late ranks, it falls behind while it loads data, "
-        f"and the others wait for it for at least {WORTH_NAMING:.0%} of the step."
+        "The report's test for late ranks finds a late rank. This rank loses time while it loads "
+        f"data, and the other ranks wait for it for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "If one rank reads from a slower disk, has fewer cores for its loaders or gets larger "
-        "samples, every rank waits for it in every step. Workers load the next batch during "
-        "a step; if that does not suffice, look at the rank's disk and at the length of its "
-        "samples."
+        "samples, all other ranks wait for this rank in every step. Workers can load the next "
+        "batch during a step. If this is not enough, look at the rank's disk and at the length of "
+        "its samples."
     ),
     gain_note=(
-        "The steps are replayed with this rank as fast as the others. Workers that load a batch "
-        "during the previous step also save the time for which the other ranks load."
+        "The steps are replayed as if this rank loaded data as fast as the others. Workers that "
+        "load the next batch in advance also save loading time on the other ranks."
     ),
     fix=(
         'options = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'

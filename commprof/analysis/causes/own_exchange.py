@@ -15,17 +15,16 @@ from commprof.trace.schema import Phase
 
 #: The training thread waits for the exchange for at least this fraction of the step.
 _EXPOSED = 0.1
-#: The calls of a step send at least this fraction of the gradients' bytes, and at most the bytes
-#: divided by the fraction.
+#: Bytes of a step's calls divided by the bytes of the gradients: at least ``_ALL``, at most ``1 /
+#: _ALL``.
 _ALL = 0.9
 #: Other all-reduces of the same groups send less than this fraction of the gradients' bytes.
 _OTHERS = 0.5
-#: Files of libraries that exchange gradients: their users cannot wrap the model by DDP.
+#: Paths of libraries that exchange gradients. Their users cannot wrap the model by DDP.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/deepspeed/", "/apex/", "/megatron/")
 
 
 def _own(calls: RankCalls) -> Mask:
-    """All-reduces that the training thread waits for, from the begin of backward to the update."""
     last = calls.last_begun(Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     mask: Mask = calls.chosen(("all_reduce",)) & calls.is_blocking & ~of_objects(calls)
     mask &= calls.in_backward | (calls.of_script & (last == Phase.BACKWARD))
@@ -39,7 +38,7 @@ def _holds_gradients(calls: RankCalls, mask: Mask, world_size: int) -> bool:
     groups = np.unique(calls.table.group[mask])
     described = [calls.trace.groups.get(int(group)) for group in groups]
     if any(group is not None and group.size != world_size for group in described):
-        return False  # not all ranks have the same parameters: DDP over all ranks would be wrong
+        return False  # the ranks may have different parameters, so DDP would be wrong
     others = calls.chosen(("all_reduce",)) & ~mask & np.isin(calls.table.group, groups)
     if calls.size_bytes[others].sum() >= _OTHERS * calls.size_bytes[mask].sum():
         return False  # the calls may be of layers, as in tensor parallelism
@@ -68,13 +67,13 @@ def _rule(facts: Facts) -> Sighting | None:
     when = (
         "while backward waits for each call"
         if inside
-        else "after backward, when no compute is left to hide it"
+        else "after backward, when no compute is left to hide the calls"
     )
     return Sighting(
         f"The script exchanges {in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)} of "
         f"gradients in {counted(round(first.per_step(mask)), 'all_reduce call')} per step"
-        f"{at_line(line)}, {when}: {in_ms(ms)} of waiting. DDP sends gradients in buckets while "
-        "backward computes the remaining gradients.",
+        f"{at_line(line)}, {when}. Each step waits {in_ms(ms)} for the calls. DDP sends gradients "
+        "in buckets while backward computes the remaining gradients.",
         share,
         line=line,
     )
@@ -86,23 +85,23 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "The job uses neither DDP nor FSDP. Between the begin of backward and the update, the "
-        "script itself issues all-reduces over all ranks. They send as many bytes as the trained "
-        f"parameters have (at least {_ALL:.0%} of them), the training thread waits for each before "
-        f"it goes on, and their transfer takes at least {_EXPOSED:.0%} of the step. The other "
-        f"all-reduces of a step send less than {_OTHERS:.0%} of these bytes: more would be tensor "
-        "parallelism, which exchanges in forward too."
+        "The job uses neither DDP nor FSDP. Between the start of backward and the update, the "
+        "script itself issues all-reduces over all ranks, and the training thread waits for each "
+        "of them. They send about as many bytes as the trained parameters have (at least "
+        f"{_ALL:.0%}), and their transfer takes at least {_EXPOSED:.0%} of the step. The other "
+        f"all-reduces of a step send less than {_OTHERS:.0%} of these bytes: more would be a sign "
+        "of tensor parallelism."
     ),
     why=(
-        "A function that joins all gradients, reduces them and copies them back runs when backward "
-        "is over: the GPU computes nothing meanwhile, and the joined tensor takes as much memory "
-        "as all gradients. If a hook on each parameter reduces and waits, it holds up backward "
-        "once per parameter. DistributedDataParallel computes the same sums, but reduces buckets "
-        "of gradients in the background while backward computes the next gradients."
+        "If the script reduces the gradients after backward, the GPU computes nothing during the "
+        "reduction. A tensor that joins all gradients also takes as much memory as all gradients. "
+        "If a hook on each parameter reduces and waits, it stops backward once per parameter. "
+        "DistributedDataParallel computes the same sums, but reduces buckets of gradients in the "
+        "background while backward computes the next gradients."
     ),
     gain_note=(
-        "Not predicted, because a run without overlap does not show how much the exchange and "
-        "backward delay each other. The given share is what the fix wins at most."
+        "Not predicted, because this run does not show how much the exchange and backward slow "
+        "each other down when they overlap. The fix saves at most the given share of the step."
     ),
     fix=(
         "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"

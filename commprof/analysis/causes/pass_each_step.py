@@ -1,4 +1,4 @@
-"""Each step begins a new pass over a DataLoader for a single batch, as ``next(iter(loader))``."""
+"""Each step starts a new pass over a DataLoader for one batch, as ``next(iter(loader))`` does."""
 
 from __future__ import annotations
 
@@ -16,32 +16,30 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.schema import Phase
 
-#: Least number of steps that begin a pass over a DataLoader for a single batch.
+#: Least number of steps that start a pass over a DataLoader for a single batch.
 _LEAST = 5
-#: Steps that begin such a pass are at least this fraction of the steps up to the last noted pass.
-#: The fraction is smaller if a script takes a batch of validation data in this way now and then.
+#: Least fraction of the steps that start such a pass. Only steps up to the last recorded pass
+#: count.
 _MOSTLY = 0.9
-#: Metadata keys of the times at which a DataLoader starts and stops its workers, which it does for
-#: each pass.
 _WORKERS = ("loader_worker_starts", "loader_worker_stops")
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """Passes over DataLoaders that one rank ended after the first batch, though they have more."""
+    """Passes of one rank over DataLoaders that ended after the first of several batches."""
 
-    #: Checksums of the batches; 0 if a batch was not compared.
+    #: Checksum of each batch; 0 if the batch was not compared.
     checksum: Ints
-    #: Numbers of batches that the passes have.
+    #: Full number of batches of each pass.
     length: Ints
-    #: Fraction of the steps, up to the last noted pass, in which such a pass begins.
+    #: Fraction of the steps, up to the last recorded pass, that start such a pass.
     fraction: float
-    #: Number of steps in which such a pass begins.
+    #: Number of steps that start such a pass.
     steps: int
-    #: Time until the first batches came, plus the time for starting and ending workers.
+    #: Total time to load the batches, and to start and stop workers.
     taken_ns: float
-    #: Time from the end of the phase before each pass to the begin of the phase after it. In this
-    #: time the iterator of the pass is made and deleted; the script may do other work in it.
+    #: Total time between the phase before each pass and the phase after it. The script may also do
+    #: other work in this time.
     around_ns: float
 
 
@@ -62,7 +60,6 @@ def _begun(facts: Facts, position: int) -> _Begun:
 
 
 def _around_ns(calls: RankCalls, begun: DataPasses) -> float:
-    """Total time from the end of the phase before each pass to the begin of the phase after it."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = (phases.thread == steps.thread[0]) & (phases.key != Phase.DATA)
     ended = np.append(0, np.sort(phases.end_ns[mine]))
@@ -85,12 +82,12 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     first = of_ranks[0]
     is_same = all(begun.checksum.all() and len(set(begun.checksum)) == 1 for begun in of_ranks)
-    again = " Each of them gives the same batch: the job trains on nothing else." * is_same
+    again = " Every pass gives the same batch, so the job trains on this batch only." * is_same
     return Sighting(
-        f"Each step begins a new pass over a DataLoader, of {int(np.median(first.length))} "
-        "batches, and takes only its first batch, as next(iter(loader)) does: "
-        f"{in_ms(facts.per_step_ms(taken))} per step to draw the order of all samples, to start "
-        f"and end workers, and to load.{again}",
+        f"Each step starts a new pass over a DataLoader of {int(np.median(first.length))} batches "
+        "and takes only the first batch, as next(iter(loader)) does. This takes "
+        f"{in_ms(facts.per_step_ms(taken))} per step, for drawing the order of all samples, "
+        f"starting and stopping workers, and loading.{again}",
         max(share, facts.share([begun.around_ns for begun in of_ranks])),
     )
 
@@ -101,23 +98,23 @@ CAUSE = CatalogueCause(
     needs=(Figure.PARTS,),
     rule=_rule,
     looks_like=(
-        f"In at least {_MOSTLY:.0%} of the steps, and in at least {_LEAST} steps, each rank begins "
-        "a pass over a DataLoader of at least two batches and takes a single batch of it. Loading "
-        f"these batches, with starting and ending workers, takes at least {WORTH_NAMING:.0%} of "
-        "the step. This cause is not named in recordings of other tools, which do not show these "
+        f"In at least {_MOSTLY:.0%} of the steps, and in at least {_LEAST} steps, each rank starts "
+        "a pass over a DataLoader of at least two batches and takes only one batch. Loading these "
+        f"batches, and starting and stopping workers, takes at least {WORTH_NAMING:.0%} of the "
+        "step. The cause is not named for recordings of other tools, which do not show these "
         "passes."
     ),
     why=(
-        "`next(iter(loader))` in the loop makes a new iterator for each batch: it draws the order "
-        "of all samples, starts the workers, waits while they load, and drops the batches that "
-        "they have loaded ahead. Without shuffling, the job sees nothing but the first batch; with "
-        "it, some samples are drawn often and others never. An iterator that is made once gives "
-        "one batch after the other, which workers have loaded during the steps before."
+        "`next(iter(loader))` in the loop makes a new iterator for each batch. Each iterator draws "
+        "the order of all samples, starts the workers, waits for the first batch, and throws away "
+        "the batches that the workers have loaded in advance. Without shuffling, the job trains on "
+        "the first batch only. With shuffling, it uses some samples often and others never. Make "
+        "one iterator before the loop instead: its workers load the next batches during the steps."
     ),
     gain_note=(
-        "Not predicted, because the records do not tell how long a batch takes within a pass. The "
-        "fix wins at most the given share, the time from the phase before each of these passes to "
-        "the phase after it; without workers, a batch still has to be loaded."
+        "Not predicted, because the records do not show how long a batch takes within a pass. The "
+        "fix saves at most the given share, which is the time between the phase before each of "
+        "these passes and the phase after it."
     ),
     fix=(
         "batches = iter(YOUR_LOADER)  # once, before the loop\n"

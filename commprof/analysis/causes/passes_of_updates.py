@@ -1,4 +1,4 @@
-"""Which backward pass of an update a call belongs to, and which lines call the model in each."""
+"""Finds the backward pass to which each call belongs, and the lines that call the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _GATHERS = codes_of("all_gather")
 
 
 def pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
-    """For each call, counts backward passes from the last update before it.
+    """Counts, for each call, the backward passes since the last update before it.
 
-    The first result counts them up to the call, the second up to the next update. Both are 0 for
-    calls after the last update of the recording.
+    The first result counts the passes before the call. The second result counts all passes until
+    the next update. Both are 0 for calls after the last update.
     """
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = phases.thread == steps.thread[0]
@@ -26,7 +26,6 @@ def pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
         np.sort(phases.begin_ns[mine & (phases.key == key)])
         for key in (Phase.OPTIMIZER, Phase.BACKWARD)
     )
-    # Numbers of passes begun before each update.
     begun = np.concatenate(([0], np.searchsorted(backward, update)))
     number = np.searchsorted(update, calls.table.issue_ns, side="right")
     is_before = number < len(update)
@@ -36,10 +35,10 @@ def pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
 
 
 def lines_of_passes(calls: RankCalls) -> tuple[set[str], set[str]]:
-    """Call paths of forward's gathers: those in the first passes of updates, and in later passes.
+    """Returns the call paths of gathers in forward: in first passes of updates, and in later ones.
 
-    A call path is the lines of the script in a stack, the caller's first. Stacks are recorded in
-    the first steps only, so calls outside of the measured steps count too. Empty without stacks.
+    Calls outside of the measured steps count too, because stacks are recorded in the first steps
+    only. Both results are empty without stacks.
     """
     since, whole = pass_numbers(calls)
     numbers = columns.stacks(calls.trace, calls.table.op_id)

@@ -25,7 +25,7 @@ _CONTENT = tuple(
     OPS.index(op)
     for op in ("all_gather", "broadcast", "gather", "scatter", "all_gather_into_tensor")
 )
-#: Function of torch.distributed that pickles, by the operation with which it sends the pickle.
+#: For each operation, the function of torch.distributed that sends pickles with it.
 _FUNCTIONS = {
     "all_gather": "all_gather_object",
     "all_gather_into_tensor": "all_gather_object",
@@ -33,7 +33,7 @@ _FUNCTIONS = {
     "gather": "gather_object",
     "scatter": "scatter_object_list",
 }
-#: The arguments of these functions, if they cannot be read from the script.
+#: Arguments of these functions in a fix.
 _ARGUMENTS = {
     "all_gather_object": "YOUR_OUTPUTS, YOUR_OBJECT",
     "broadcast_object_list": "YOUR_OBJECTS, src=0",
@@ -42,14 +42,12 @@ _ARGUMENTS = {
 }
 #: Pickles of up to this size may hold a few numbers, which fit into a tensor.
 _NUMBERS_BYTES = 2**12
-#: Objects are exchanged in at least this many steps and this fraction of the steps: an evaluation
-#: now and then may gather its results.
+#: Least number and least fraction of the steps that exchange objects. In a few steps, an evaluation
+#: may gather its results.
 _LEAST_STEPS, _LEAST_FRACTION = 4, 0.15
-#: End of a sentence about times, by whether they include pickling.
 _INCLUDED = {True: "pickling included", False: "pickling not included"}
 #: Folder of torch in the paths of frames, and the file of torch.distributed.checkpoint.save.
 _TORCH, _CHECKPOINT = "-packages/torch/", "distributed/checkpoint/state_dict_saver.py"
-#: Files of the frames of torch.distributed's collectives, its object functions included.
 _OF_COLLECTIVES = ("distributed_c10d.py", "c10d_logger.py")
 _FIX_OF_LIBRARIES = (
     "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
@@ -68,7 +66,6 @@ _FIX_OF_KEPT_PLANS = (
     "    dcp.save(YOUR_STATE, checkpoint_id=YOUR_PATH, planner=YOUR_PLANNER)\n"
     "# or in the background: dcp.async_save"
 )
-#: Setting of a planner that keeps its plans from save to save.
 _KEEPS_PLANS = "enable_plan_caching"
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
@@ -83,9 +80,10 @@ def _dtype(calls: RankCalls, name: str) -> int:
 
 
 def _contents(calls: RankCalls) -> Ints:
-    """Rows of calls that exchange bytes right after 64-bit sizes in the same group.
+    """Returns the rows of the calls that send pickles.
 
-    c10d exchanges an object as two collectives: its pickle's size, and the bytes.
+    c10d exchanges an object in two collectives of one group: first the size of the pickle as 64-bit
+    integers, then the bytes.
     """
     table = calls.table
     content = (table.dtype == _dtype(calls, "Byte")) & among(table.op, *_CONTENT)
@@ -95,7 +93,7 @@ def _contents(calls: RankCalls) -> Ints:
 
 
 def of_objects(calls: RankCalls) -> Mask:
-    """True for the calls that exchange pickled objects or their sizes."""
+    """True for the calls that exchange pickled objects or the sizes of pickles."""
     mask = np.zeros(len(calls.table), dtype=bool)
     rows = _contents(calls)
     mask[rows] = mask[rows - 1] = True
@@ -103,9 +101,10 @@ def of_objects(calls: RankCalls) -> Mask:
 
 
 def _exchanging_file(calls: RankCalls, rows: Ints) -> str:
-    """File of torch that the script calls and that makes these exchanges, as "distributed/x.py".
+    """Returns the file of torch that makes these exchanges, as "distributed/x.py".
 
-    Empty if the script calls the object functions itself, if its calls differ, or without stacks.
+    Empty if the script calls the object functions itself, if several files make the exchanges, or
+    if no stacks were recorded.
     """
     numbers = np.unique(columns.stacks(calls.trace, calls.table.op_id[rows]))
     files = {_outermost(calls.trace.stacks.get(int(number), ())) for number in numbers[numbers > 0]}
@@ -113,7 +112,7 @@ def _exchanging_file(calls: RankCalls, rows: Ints) -> str:
 
 
 def _outermost(frames: Sequence[str]) -> str:
-    """File of torch that the script calls in this stack; "" if it calls a collective itself."""
+    """Returns the file of torch that the script calls; "" if it calls a collective itself."""
     if any(_CHECKPOINT in frame for frame in frames):
         return _CHECKPOINT
     inside = frames[: frames.index(caller(frames))] if frames else ()
@@ -124,22 +123,20 @@ def _outermost(frames: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Exchanges:
-    """The exchanges of objects of one rank in measured steps."""
+    """All exchanges of objects by one rank in measured steps."""
 
-    #: Calls and work that are saved if each exchange is left out, or is replaced by one call with a
-    #: tensor.
     removed: Removed
-    #: Total time in ns of all exchanges, each from the begin of pickling to the end of unpickling.
+    #: Total time of all exchanges, from pickling to unpickling.
     total_ns: float
-    #: True if pickling was recorded; else ``removed`` and ``total_ns`` lack it.
+    #: True if ``removed`` and ``total_ns`` include pickling.
     is_whole: bool
 
 
 def _exchanges(facts: Facts, position: int, is_replaced: bool) -> _Exchanges:
     """Finds the exchanges of a rank.
 
-    ``is_replaced``: False if each exchange is left out; True if it is replaced by a call with a
-    tensor, which takes as long as the call that sends the pickle's size.
+    ``is_replaced``: True if the fix replaces each exchange by a call with a tensor, which is
+    assumed to take as long as the call that sends the size. False if the fix removes the exchanges.
     """
     calls = facts.ranks[position]
     rows = _contents(calls)
@@ -151,8 +148,7 @@ def _exchanges(facts: Facts, position: int, is_replaced: bool) -> _Exchanges:
     pickling = _pickling_ns(facts, position, rows)
     before_ns, after_ns = pickling or (np.zeros_like(rows), np.zeros_like(rows))
     edges = np.stack([issue_ns - before_ns, issue_ns, size_end_ns, end_ns + after_ns], axis=1)
-    # If pickling was not noted for an exchange, the median time stands for it. This time may reach
-    # into the next exchange.
+    # Assumed times of pickling may reach into the next exchange.
     edges = np.maximum.accumulate(edges.reshape(-1))
     total_ns = (edges[1::2] - edges[::2]).sum() + (size_end_ns - issue_ns).sum()
     if is_replaced:
@@ -165,12 +161,12 @@ def _exchanges(facts: Facts, position: int, is_replaced: bool) -> _Exchanges:
 
 
 def _pickling_ns(facts: Facts, position: int, rows: Ints) -> tuple[Ints, Ints] | None:
-    """Times of pickling before each of these exchanges, and of unpickling after it, in ns.
+    """Returns the times of pickling before each exchange and of unpickling after it, in ns.
 
-    Exchanges after the last noted one get the median time. None if no exchange was noted.
+    Exchanges after the last recorded pickling get the median time. None if no pickling was
+    recorded.
 
-    ``rows``: for each exchange, the row of the call that sends the pickle, after the call that
-    sends its size.
+    ``rows``: rows of the calls that send the pickles.
     """
     issue_ns = facts.ranks[position].table.issue_ns
     before = facts.noted_ns(position, "object_pickles")
@@ -191,12 +187,10 @@ def _pickling_ns(facts: Facts, position: int, rows: Ints) -> tuple[Ints, Ints] |
 
 
 def _steps(calls: RankCalls, mask: Mask) -> Ints:
-    """The measured steps in which masked calls were made."""
     return np.unique(calls.step[mask])
 
 
 def _how_often(calls: RankCalls, mask: Mask) -> str:
-    """In which steps objects are exchanged, as the end of a sentence."""
     steps = _steps(calls, mask)
     if len(steps) == len(calls.begin_ns):
         return "in every step"
@@ -215,7 +209,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if not masks:
         return None
     if facts.first.more_forwards(_steps(*masks[0])) > 0:
-        return None  # an evaluation gathers its results
+        return None  # these steps contain an evaluation
     first, rows = facts.first, _contents(facts.first)
     rows = rows[first.step[rows] >= 0]
     mean_bytes = float(first.size_bytes[rows].mean())
@@ -231,8 +225,8 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms([of_rank.total_ns for of_rank in exchanges])
     by = f"{name}, by torch's {file}" if file else name
     what = (
-        f"torch.distributed.checkpoint{at_line(line)} pickles and exchanges, {how_often}, what "
-        f"each rank is to write and has written: {in_bytes(mean_bytes)} on average"
+        f"torch.distributed.checkpoint{at_line(line)} pickles and exchanges lists of what each "
+        f"rank writes, {how_often}: {in_bytes(mean_bytes)} on average"
         if file == _CHECKPOINT
         else f"Python objects are pickled and exchanged {how_often} ({by}){at_line(line)}: "
         f"{in_bytes(mean_bytes)} on average, two collectives per object"
@@ -242,7 +236,7 @@ def _rule(facts: Facts) -> Sighting | None:
         keeps_plans = facts.script.sets(_KEEPS_PLANS)
         of_library = _FIX_OF_KEPT_PLANS if keeps_plans else _FIX_OF_CHECKPOINTS
     return Sighting(
-        f"{what}, {in_ms(ms)} per step, {_INCLUDED[is_whole]}.",
+        f"{what}. This takes {in_ms(ms)} per step, {_INCLUDED[is_whole]}.",
         share if is_whole else math.nan,
         saving_without(facts, [of_rank.removed for of_rank in exchanges]) if is_whole else None,
         line,
@@ -251,7 +245,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(name: str, mean_bytes: float) -> str:
-    """Returns a fix for objects of this size; empty if ``CAUSE.fix``, a tensor, may do instead."""
+    """Returns a fix for objects of this size; empty to use ``CAUSE.fix``."""
     if mean_bytes > _NUMBERS_BYTES:
         return (
             "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
@@ -261,7 +255,7 @@ def _fix(name: str, mean_bytes: float) -> str:
 
 
 def _in_few_steps(facts: Facts, line: str) -> str:
-    """The script's lines, changed to gather only in every hundredth step; empty if unsuited.
+    """Returns the script's lines with gathers in every hundredth step only; empty if not possible.
 
     Broadcasts and scatters are not changed, because their results are used immediately.
     """
@@ -275,31 +269,29 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In at least {_LEAST_FRACTION:.0%} of the steps, and in at least {_LEAST_STEPS} steps, a "
-        "collective of 64-bit integers is immediately followed, in the same "
-        "group, by a collective of bytes, as `all_gather_object`, `gather_object` and "
-        "`broadcast_object_list` issue them. The time from the issue of the first to the end of "
-        f"the second is at least {WORTH_NAMING:.0%} of all time, pickling included if it was "
-        "recorded. This cause is not named if these steps have more forward passes than others, as "
-        "steps with an evaluation have."
+        "collective of 64-bit integers is followed immediately by a collective of bytes in the "
+        "same group. `all_gather_object`, `gather_object` and `broadcast_object_list` issue such "
+        f"pairs. The pairs, and pickling if it was recorded, take at least {WORTH_NAMING:.0%} of "
+        "all time. The cause is not named if the steps with such pairs have more forward passes "
+        "than other steps, because such steps contain an evaluation."
     ),
     why=(
-        "The object functions of torch.distributed pickle the object, exchange the size of the "
-        "pickle, then its bytes, and unpickle all of them on each rank. With NCCL the bytes are "
-        "copied to the GPU and back. Numbers fit into a tensor, which takes one collective; "
-        "everything else can be gathered when it is logged. Functions of torch exchange objects "
-        "too: each `torch.distributed.checkpoint.save` sends what every rank is to write. A "
-        "slice of a tensor is pickled with the whole memory that it is a part of; its `clone()` is "
-        "not."
+        "The object functions of torch.distributed pickle an object, exchange the size of the "
+        "pickle, exchange its bytes, and unpickle the objects of all ranks. With NCCL, the bytes "
+        "are also copied to the GPU and back. Numbers fit into a tensor, which needs only one "
+        "collective. Other objects can be gathered less often, for example when they are logged. "
+        "Some functions of torch exchange objects too: each `torch.distributed.checkpoint.save` "
+        "exchanges lists of what the ranks write. If a slice of a tensor is pickled, the memory of "
+        "the whole tensor is pickled: pickle a `clone()` of the slice instead."
     ),
     gain_note=(
         "If the fix exchanges objects in few steps, the steps are replayed without the calls, "
-        "pickling and unpickling. If it replaces a pickle of at most "
-        f"{_NUMBERS_BYTES // 2**10} KiB by a tensor, the steps are replayed with one call with a "
-        "tensor in place of both calls of each object. Work of the script that makes or uses the "
-        "objects cannot be told apart from its other work. It stays in the replay, although a step "
-        "that exchanges nothing does not need it. Not predicted if pickling was not recorded, as "
-        "in recordings of other tools. The time for writing a checkpoint is not counted: saving "
-        "seldom, or in the background, wins more than predicted."
+        "pickling and unpickling. If the fix replaces a pickle of at most "
+        f"{_NUMBERS_BYTES // 2**10} KiB by a tensor, the steps are replayed with one call in place "
+        "of the two calls of each object. Work of the script that makes or uses the objects stays "
+        "in the replay. The time for writing a checkpoint is not counted, so fewer checkpoints "
+        "save more time than predicted. Not predicted if pickling was not recorded, as in "
+        "recordings of other tools."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

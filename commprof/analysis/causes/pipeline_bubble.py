@@ -1,4 +1,4 @@
-"""A pipeline has so few micro batches that its stages wait for one another most of the time."""
+"""A pipeline has so few micro batches that its stages often wait for each other."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
 
 _SENDS, _RECEIVES = ("send",), ("recv",)
-#: Least idle time that the schedule causes, and least time for which the stages wait for messages:
-#: both are fractions of the step.
+#: Least idle time that the schedule causes, and least time of waiting for messages, as fractions of
+#: the step.
 _IDLE, _WAITING = 0.2, 0.1
 #: With this many micro batches per stage, the schedule leaves at most a fifth of the step idle.
 _ENOUGH = 4
 
 
 def _peers(calls: RankCalls) -> dict[int, int]:
-    """Messages per step from each rank that also gets messages from this rank."""
+    """Returns how many messages per step come from each peer.
+
+    A peer is a rank with which messages are exchanged in both directions.
+    """
     sent, received = calls.measured(_SENDS), calls.measured(_RECEIVES)
     both = np.intersect1d(calls.table.peer[sent], calls.table.peer[received])
     return {
@@ -29,7 +32,10 @@ def _peers(calls: RankCalls) -> dict[int, int]:
 
 
 def _stages(facts: Facts) -> tuple[list[int], int]:
-    """Positions of the ranks of the first rank's pipeline, and its micro batches per step."""
+    """Finds the ranks of the first rank's pipeline, and the number of micro batches per step.
+
+    Ranks are given as positions in ``facts.ranks``.
+    """
     position_of = {rank: position for position, rank in enumerate(facts.seen.ranks)}
     stages, reached = [0], {0}
     messages: list[int] = []
@@ -43,19 +49,19 @@ def _stages(facts: Facts) -> tuple[list[int], int]:
 
 
 def _is_chain(facts: Facts, stages: list[int]) -> bool:
-    """True if the first and the last stage have one neighbour and every other stage has two.
+    """True if two stages have one neighbour and all other stages have two.
 
-    The idle time is known only for a chain. In a ring, ranks average weights with neighbours or
-    send chunks of an interleaved schedule; in a star, one rank serves the others.
+    The idle time is known only for such a chain. In a ring, for example, ranks may average weights
+    with their neighbours.
     """
     peers = sorted(len(_peers(facts.ranks[row])) for row in stages)
     return peers == [1, 1, *[2] * (len(stages) - 2)]
 
 
 def _receives_before_backward(calls: RankCalls) -> bool:
-    """True if in most steps a backward pass follows the first message, or if no backward was seen.
+    """True if a backward pass begins after the first message in most steps.
 
-    What ranks send one another after backward are gradients or weights, not activations.
+    Also true if no backward pass was recorded. Messages after backward are not activations.
     """
     phases = columns.phases(calls.trace)
     begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
@@ -87,11 +93,10 @@ def _rule(facts: Facts) -> Sighting | None:
     enough = _ENOUGH * len(stages)
     then = (len(stages) - 1) / (enough + len(stages) - 1)
     return Sighting(
-        f"The model is a pipeline of {len(stages)} stages, through which a step sends "
-        f"{micro} micro batch{'es' * (micro > 1)}: each stage waits while another "
-        f"computes, {in_ms(facts.per_step_ms(waiting))} per step"
-        f"{at_line(line)}. Such a schedule leaves {idle:.0%} of a step idle; with {enough} smaller "
-        f"micro batches, {then:.0%} would be idle.",
+        f"The model is a pipeline of {len(stages)} stages, and a step has {micro} micro "
+        f"batch{'es' * (micro > 1)}. Each stage waits {in_ms(facts.per_step_ms(waiting))} per step "
+        f"for other stages{at_line(line)}. This schedule leaves {idle:.0%} of a step idle. With "
+        f"{enough} smaller micro batches, {then:.0%} would be idle.",
         min(share, idle),
         line=line,
         op=OPS[int(first.table.op[mask][0])],
@@ -104,22 +109,22 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In each step ranks receive messages from the ranks to which they send, and these pairs "
-        "form a chain of stages. The messages arrive before a backward pass. One message per step "
-        "and direction counts as one micro batch. The schedule then leaves (stages - 1) / (micro "
-        f"batches + stages - 1) of the step idle. This is at least {_IDLE:.0%}, and the ranks wait "
+        "In each step, pairs of ranks send messages to each other, and these pairs form a chain of "
+        "stages. The messages arrive before a backward pass. One message per step and direction "
+        "counts as one micro batch. The schedule then leaves (stages - 1) / (micro batches + "
+        f"stages - 1) of the step idle. This fraction is at least {_IDLE:.0%}, and the ranks wait "
         f"for messages for at least {_WAITING:.0%} of the step."
     ),
     why=(
-        "A stage can compute only what the stage before it has sent. With one batch per step all "
-        "stages but one are idle at any time, so that the job is no faster than one GPU. If the "
-        "batch is cut into micro batches, a stage computes the next one while later stages compute "
-        "earlier ones; four per stage leave less than a fifth of the time idle. If stages wait "
-        "for one another in this way, none of them is a slow rank."
+        "A stage can compute only after the previous stage has sent its result. With one batch per "
+        "step, only one stage computes at a time, so the job is no faster than one GPU. If the "
+        "batch is divided into micro batches, several stages can compute at the same time. With "
+        "four micro batches per stage, less than a fifth of the time is idle. Stages that wait for "
+        "each other in this way are not slow ranks."
     ),
     gain_note=(
-        "Not predicted, because smaller micro batches use a GPU less well, and a run with large "
-        "micro batches does not show how much less."
+        "Not predicted, because smaller micro batches use a GPU less efficiently, and this run "
+        "does not show by how much."
     ),
     fix=(
         "from torch.distributed.pipelining import Schedule1F1B\n\n"

@@ -1,4 +1,4 @@
-"""One rank evaluates, saves or logs by itself, while the others wait for it."""
+"""One rank evaluates, saves or logs alone, while the other ranks wait for it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from commprof.units import ns_to_ms
 
 #: One rank must cause at least this share of the waiting in long steps.
 _MOSTLY = 0.8
-#: Least number of long steps of that rank, and their largest fraction of all steps: a rank that is
-#: late in more steps is a slow rank.
+#: Least number of long steps of this rank, and their largest fraction of all steps. A rank with
+#: more long steps is a slow rank.
 _LEAST, _MOST_SHARE = 2, 0.5
-#: Names of functions that save checkpoints; ``_EVALUATING``: names of functions that evaluate.
 _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_state")
-#: Pictures and tables have a ``save`` too. So a call of ``save`` counts as saving a checkpoint only
-#: if it is called on one of these names, or if the call mentions a state dict.
+#: ``image.save`` saves a picture. So a call of ``save`` counts as a checkpoint only if it is a
+#: method of one of these names, or if the call mentions a state dict.
 _SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp", "dist_cp")
 #: Functions with one of these parts in their names may write a checkpoint.
 _WRITING = ("save", "checkpoint", "ckpt")
-#: Functions with one of these whole names may write a checkpoint, too.
+#: Functions with exactly one of these names may write a checkpoint, too.
 _WRITERS = ("dump", "dumps", "write", "write_bytes", "tofile", "to_pickle")
 _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
-#: Unusual work is a rank's work in its long steps beyond its median work. At least this fraction of
-#: it must lie outside of backward, loading and updates.
+#: Unusual work is the rank's work in its long steps beyond its median work. At least this fraction
+#: of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
-#: If more than this fraction of the long steps directly follow another one, they are one series.
+#: If more than this fraction of the long steps directly follow another long step, something slowed
+#: the rank for a while.
 _IN_SERIES = 0.5
 #: Unusual work counts as a checkpoint if at least this fraction of it is calls of ``torch.save``.
 _MOST_OF = 0.5
-#: If the other ranks do more than this fraction of the same work at the same time, nobody is alone.
+#: The rank is not alone if the other ranks do more than this fraction of its unusual work in the
+#: same steps.
 _SHARED = 0.5
 
 
@@ -80,14 +81,14 @@ def _rule(facts: Facts) -> Sighting | None:
         how = "the script's loop saves a checkpoint" if has_saved is None else "in torch.save"
         what = f"works alone ({how})"
         instead = (
-            " Writing it in the background wins more than dividing it over the ranks, which "
-            f"saves {percent_digits(divided.saved.value)} % of the step."
+            " Writing the checkpoint in the background saves more than dividing the work over the "
+            f"ranks, which saves {percent_digits(divided.saved.value)} % of the step."
         )
     else:
         instead = (
-            " A checkpoint that is written in the background keeps nobody waiting: this saves up "
-            f"to {percent_digits(whole.saved.value)} % of the step, more than dividing the work "
-            "over the ranks."
+            " If the work is a checkpoint, writing it in the background saves up to "
+            f"{percent_digits(whole.saved.value)} % of the step, more than dividing the work over "
+            "the ranks."
         )
     return Sighting(
         f"Rank {rank} {what} {_how_often(steps, position)}, and the other ranks wait for it, "
@@ -101,7 +102,7 @@ def _rule(facts: Facts) -> Sighting | None:
 def _has_saved(facts: Facts, steps: LongSteps, position: int) -> bool | None:
     """True if the rank's unusual work in long steps is mostly calls of ``torch.save``.
 
-    None if no such call was recorded in the measured steps: other functions save too.
+    None if no call of ``torch.save`` was recorded: other functions may save, too.
     """
     begin_ns, end_ns = facts.noted_ns(position, "saves")
     if not len(begin_ns):
@@ -114,7 +115,6 @@ def _has_saved(facts: Facts, steps: LongSteps, position: int) -> bool | None:
 
 
 def _saves(facts: Facts) -> bool:
-    """True if the script's loops save something and call no function that evaluates."""
     saving, evaluating = (
         [site for site in facts.script.places(*names) if site.loop is not None]
         for names in (_SAVING, _EVALUATING)
@@ -123,9 +123,9 @@ def _saves(facts: Facts) -> bool:
 
 
 def _writes_nothing(facts: Facts) -> bool:
-    """True if the script trains in a loop of its own and calls nothing that is named like a save.
+    """True if the script has its own training loop and calls no function that may save.
 
-    False if the script imports files of its own that were not read: they may save.
+    False if some of the script's own files were not read, because they may save.
     """
     script = facts.script
     if not script.places("backward") or script.has_unread_imports:
@@ -137,7 +137,7 @@ def _writes_nothing(facts: Facts) -> bool:
 
 
 def _is_of_model(site: Site) -> bool:
-    """False if this call of a function in ``_SAVING`` may save a picture: ``image.save``."""
+    """False if this call may save a picture, such as ``image.save``."""
     function = site.call.func
     if not isinstance(function, ast.Attribute) or function.attr != "save":
         return True
@@ -146,17 +146,12 @@ def _is_of_model(site: Site) -> bool:
 
 
 def _is_shared(steps: LongSteps, position: int) -> bool:
-    """True if, in its long steps, the rank does less than twice the others' unusual work."""
     extra = steps.extra_ns[:, steps.is_long[position]].sum(axis=2)
     others = np.delete(extra, position, axis=0).mean(axis=0)
     return bool(np.median(others) > _SHARED * np.median(extra[position]))
 
 
 def _is_one_series(steps: LongSteps, position: int) -> bool:
-    """True if most long steps follow another one: something slowed the rank for a while.
-
-    Work that a script does now and then is over before the next step begins.
-    """
     gaps = np.diff(np.flatnonzero(steps.is_long[position]))
     return bool((gaps == 1).mean() > _IN_SERIES)
 
@@ -190,8 +185,7 @@ _FIX_OF_PREPARING = (
     "generator = torch.Generator().manual_seed(YOUR_SEED + YOUR_EPOCH)\n"
     "# a log: every 1000 steps, or from a thread"
 )
-#: Background writing exchanges objects in a group of its own: in the gradients' group, the ranks
-#: would hang.
+#: ``async_save`` must use a group of its own. In the group of the gradients, the ranks would hang.
 ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
@@ -211,25 +205,23 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT,),
     rule=_rule,
     looks_like=(
-        f"In at least {_LEAST} steps, and at most half of the steps, one rank works far longer "
-        f"than it usually does, by at least {LEAST_MS:g} ms, outside of backward, loading and "
-        f"updates. The others do at most {_SHARED:.0%} of such work in these steps. Most of "
-        "these steps do not directly follow one another. The others wait for this rank for at "
-        f"least {WORTH_NAMING:.0%} of all time."
+        f"In at least {_LEAST} steps, but at most half of the steps, one rank works far longer "
+        f"than usual, by at least {LEAST_MS:g} ms. The extra work lies outside of backward, "
+        f"loading and updates. In these steps, the other ranks do at most {_SHARED:.0%} of this "
+        "extra work. Most of these steps do not directly follow one another. The other ranks wait "
+        f"for this rank for at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(
-        "Work that only rank 0 does keeps all other ranks waiting at the next exchange: they "
-        "compute nothing during this time, and a long evaluation can run into a time-out. An "
-        "evaluation can be divided over the ranks, as can the preparation of data. A checkpoint "
-        "can be written in the background, which wins more than dividing it. A log can be written "
-        "less often."
+        "While only rank 0 works, all other ranks wait in the next exchange and compute nothing. A "
+        "long evaluation can even cause a time-out. Evaluation and the preparation of data can be "
+        "divided over the ranks. A checkpoint can be written in the background, which saves more "
+        "time than dividing it. A log can be written less often."
     ),
     gain_note=(
-        "The steps are replayed as if every rank did an equal part of the work. If most of the "
-        "work is recorded calls of `torch.save`, or if none is recorded and the script's loop "
-        "saves and does not evaluate, the steps are replayed without the work, as if it was done "
-        "in the background. The copy that is made before such writing, and the cores that the "
-        "writing takes from training, are not counted."
+        "The steps are replayed as if every rank did an equal part of the work. If the work is "
+        "saving a checkpoint, the steps are replayed without the work, as if the checkpoint were "
+        "written in the background. The copy that is made before such writing, and the cores that "
+        "the writing takes from training, are not counted."
     ),
     fix=_FIX,
     source="https://github.com/pytorch/pytorch/issues/54059",

@@ -26,9 +26,9 @@ def _rule(facts: Facts) -> Sighting | None:
     before = at_line(lines[0].end or lines[0].begin) if lines else ""
     return Sighting(
         f"Rank {late.rank} has more work than the others in nearly every step, outside of forward, "
-        f"backward and update{before and ', before the line' + before.removeprefix(' at')} (a log "
-        f"or a picture that only this rank writes, or its own preparation of data): {who} "
-        f"{'wait' if several else 'waits'} {in_ms(ns_to_ms(late.wait_ns))} per step for it.",
+        f"backward and update{before and ', before the line' + before.removeprefix(' at')}. This "
+        "may be work that only this rank does, such as a log or the preparation of data. As a "
+        f"result, {who} {'wait' if several else 'waits'} {in_ms(ns_to_ms(late.wait_ns))} per step.",
         share,
         _saving(facts, late.rank),
         lines[0].end or lines[0].begin if lines else "",
@@ -36,7 +36,6 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _saving(facts: Facts, rank: int) -> Saving | None:
-    """Replays the steps as if this rank had no more work outside of phases than the others."""
     gains = facts.world.gains
     rows = [row for row in gains.gains if row.rank == rank] if gains is not None else []
     rows = [row for row in rows if row.phase == "other"] or [r for r in rows if r.change == "rank"]
@@ -49,19 +48,21 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT, Figure.OTHER),
     rule=_rule,
     looks_like=(
-        "One rank is late by the report's test of late ranks, in at least "
-        f"{_MOSTLY:.0%} of the steps; it falls behind outside of loading, forward, backward and "
-        f"updates, and the others wait for it for at least {WORTH_NAMING:.0%} of the step."
+        "The report's test for late ranks finds one rank that is late in at least "
+        f"{_MOSTLY:.0%} of the steps. This rank loses time outside of loading, forward, "
+        "backward and updates. The other ranks wait for this rank for at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "What only rank 0 does in each step, such as histograms and pictures for a log, a progress "
-        "bar that reads the loss, or the choice of the next samples for all ranks, delays every "
-        "rank, because all wait for it in the next exchange. Log every hundredth step, or from a "
-        "thread; let each rank choose its samples with a generator of the same seed."
+        "Some scripts let only rank 0 do extra work in each step, such as histograms and pictures "
+        "for a log, a progress bar that reads the loss, or the choice of samples for all ranks. "
+        "This work delays every rank, because all ranks wait for rank 0 in the next exchange. Log "
+        "only every hundredth step, or from a thread. Let each rank choose its own samples with a "
+        "random generator that has the same seed on all ranks."
     ),
     gain_note=(
-        "The steps are replayed as if this rank had no more work than the others outside of "
-        "loading, forward, backward and updates."
+        "The steps are replayed as if, outside of loading, forward, backward and updates, this "
+        "rank had no more work than the other ranks."
     ),
     fix=(
         "if YOUR_STEP % 100 == 0:\n"

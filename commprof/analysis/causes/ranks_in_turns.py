@@ -1,4 +1,4 @@
-"""The ranks take turns at a long piece of work of their own, and the others wait each time."""
+"""The ranks do long work in different steps, and the other ranks wait each time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from commprof.units import ns_to_ms
 
 #: Least waiting in the long steps, as a fraction of all time.
 _SHARE = 0.05
-#: Least number of long steps of each rank that takes turns, and largest share of the waiting that
-#: one rank may cause.
+#: Least number of long steps of each rank, and largest share of the waiting that one rank may
+#: cause.
 _LEAST, _ONE_RANK = 2, 0.8
-#: In at least this fraction of the long steps, only one rank works long.
+#: In at least this fraction of the long steps, only one rank works longer than usual.
 _ALONE = 0.9
-#: At least this fraction of the unusual work lies outside of forward, backward and updates: slow
-#: compute inside of them has other causes.
+#: At least this fraction of the unusual work must lie outside of all phases. Slow compute in a
+#: phase has other causes.
 _OUTSIDE = 0.8
 
 
@@ -40,15 +40,15 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     number = int((together > 0).sum())
     longer = ns_to_ms(float(np.median(steps.extra_ns[steps.is_long].sum(axis=1))))
-    # If all ranks do this work in the same steps, the work still costs as much as the turns of the
-    # costliest rank.
+    # After the fix, all ranks do this work in the same steps. The work then costs as much as that
+    # of the costliest rank.
     others = [position for position in range(len(by_rank)) if position != int(np.argmax(by_rank))]
     ranks = [facts.seen.ranks[position] for position in turns.tolist()]
     return Sighting(
-        f"{named_ranks(ranks).capitalize()} take turns at being late: in {number} of "
-        f"{facts.steps} steps one of them works {in_ms(longer)} longer than it usually does, "
-        "outside of forward, backward and updates, and the others wait. This happens if each rank "
-        "collects garbage, writes a log or checkpoint, or clears a cache in steps of its own.",
+        f"{named_ranks(ranks).capitalize()} are late in different steps. In {number} of "
+        f"{facts.steps} steps, one of them works {in_ms(longer)} longer than usual outside of "
+        "forward, backward and updates, and the other ranks wait. This happens if the ranks "
+        "collect garbage, write logs or checkpoints, or clear caches in different steps.",
         steps.share(facts.step_ns),
         saving_without(facts, steps, others),
     )
@@ -56,21 +56,22 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="ranks-in-turns",
-    title="The ranks take turns at long work of their own",
+    title="The ranks do long work in different steps",
     needs=(Figure.SPLIT,),
     rule=_rule,
     looks_like=(
-        f"Several ranks work far longer than they usually do, by at least {LEAST_MS:g} ms, each in "
-        f"at least {_LEAST} steps of its own, outside of forward, backward and updates. The "
-        "waiting of "
-        f"the others takes at least {_SHARE:.0%} of all time. If the garbage collector or "
-        "torch.compile explains the work, `garbage-in-turns` or `compiled-anew` is named instead."
+        f"Several ranks work far longer than usual, by at least {LEAST_MS:g} ms, in at least "
+        f"{_LEAST} steps per rank. These are different steps on each rank. The extra work lies "
+        f"outside of forward, backward and updates. The other ranks wait for at least {_SHARE:.0%} "
+        "of all time. If the garbage collector or torch.compile explains the work, "
+        "`garbage-in-turns` or `compiled-anew` is named instead."
     ),
     why=(
-        "Every rank does some work now and then, such as collecting garbage, clearing a cache, "
-        "or writing a log or its part of a checkpoint. If all ranks do it in the same step, it "
-        "delays the job once. If each rank does it in a step of its own, it delays the job once "
-        "per rank, because all ranks wait for each other. Tie such work to the index of the step."
+        "Every rank does some work now and then, such as collecting garbage, clearing a cache, or "
+        "writing a log or its part of a checkpoint. If all ranks do this work in the same step, it "
+        "delays the job once. If each rank does it in a different step, it delays the job once per "
+        "rank, because all ranks wait for each other. Let the index of the step decide when to do "
+        "such work."
     ),
     fix=(
         "if YOUR_STEP % 500 == 0:  # the same steps on every rank\n"

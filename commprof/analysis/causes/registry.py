@@ -132,11 +132,11 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
 def named_causes(
     context: Mapping[str, Any], world: WorldResult, seen: MeasuredWorld
 ) -> tuple[NamedCause, ...]:
-    """Returns the causes that one world size shows: wrong results first, then the largest gains.
+    """Returns the causes that a recording shows at one world size.
 
-    Empty for a single rank and without measured steps. Recordings of other tools may lack sizes of
-    calls. If any call of forward or backward lacks its size, or if more than a quarter of all calls
-    lack theirs, no cause that follows from calls is named.
+    Causes of wrong results come first, then the causes with the largest gains. Empty for a single
+    rank or without measured steps. Causes that depend on calls are left out if too many calls have
+    no recorded size.
     """
     if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()
@@ -168,14 +168,14 @@ def named_causes(
 
 
 def sizes_are_told(facts: Facts) -> bool:
-    """True if the size of each call of forward and backward in measured steps was recorded.
+    """True if the sizes of enough calls in measured steps were recorded.
 
-    Rules leave out the script's own calls of unknown size, call by call. They cannot leave out
-    calls of forward and backward, which belong to buckets and units that count as a whole.
+    Every call of forward and backward must have a size, and so must at least ``_MOST_TOLD`` of all
+    calls.
     """
     for position, trace in enumerate(facts.seen.traces):
         if trace.recorded is None or trace.recorded.size.all():
-            continue  # usual: then there is no need for ``facts.ranks``, which takes long
+            continue  # computing ``facts.ranks`` would take long
         calls = facts.ranks[position]
         lacks = ~calls.has_size & (calls.step >= 0)
         if (lacks & (calls.in_backward | (calls.phase == Phase.FORWARD))).any():
@@ -186,19 +186,16 @@ def sizes_are_told(facts: Facts) -> bool:
 
 
 def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
-    """Returns the fix in the script's own lines, or else the sighting's fix.
-
-    Empty to use the cause's own fix.
-    """
+    """Returns an edit of the script, or else the sighting's fix; empty to use the cause's fix."""
     edited = cause.edit(facts, sighting) if cause.edit is not None else ""
     return edited or sighting.fix
 
 
 def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
-    """False if the saving, as far as it is known, may be less than the cause's ``worth``.
+    """True if the saving is large enough, or unknown.
 
-    Such a cause may be chance, because healthy jobs come close to the thresholds. If a cause cannot
-    be chance (``is_certain``), it is enough that the saving may reach ``worth``.
+    The low end of the saving's interval must reach ``worth``, because a small saving may be chance.
+    For a cause that cannot be chance (``is_certain``), the high end must reach ``worth``.
     """
     if sighting.saving is None:
         return True
@@ -208,11 +205,11 @@ def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
     return saved.low >= cause.worth
 
 
-#: Least fraction of calls of known size: with less, rules that count calls would see too few.
+#: Least fraction of the calls that have a recorded size.
 _MOST_TOLD = 0.75
-#: Figures that all rules need.
 _ALWAYS = (Figure.EXPOSED,)
-#: By id of a cause: ids of causes that explain it. The cause is left out if one of them is named.
+#: For the id of a cause, the ids of causes that explain it. If one of these is named, the cause is
+#: left out.
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},

@@ -1,4 +1,4 @@
-"""All ranks of a host are bound to the same core, though the host has more."""
+"""Several ranks of a host are bound to the same core, although the host has more cores."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _rule(facts: Facts) -> Sighting | None:
     if not share >= WORTH_NAMING:
         return None
     return Sighting(
-        f"{counted(ranks, 'rank')} of a host are bound to core {core}, and the host has "
-        f"{counted(cores[host], 'core')}: for {share:.0%} of the step a rank was ready to run and "
+        f"{counted(ranks, 'rank')} of a host are bound to core {core}, although the host has "
+        f"{counted(cores[host], 'core')}. For {share:.0%} of the step, a rank was ready to run but "
         "had no core.",
         share,
     )
@@ -41,19 +41,18 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "At least two ranks of a host may run on one core only, which is the same for all of them, "
-        "and the host has a core for each of these ranks. By the kernel's counts, a rank was ready "
-        f"to run but had no core for at least {WORTH_NAMING:.0%} of the step."
+        "At least two ranks of a host may run only on the same single core, although the host has "
+        "a core for each of these ranks. According to the kernel, ranks were ready to run but had "
+        f"no core for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A launcher, a batch system or OpenMP (`KMP_AFFINITY`, `GOMP_CPU_AFFINITY`) can bind each "
-        "process to a core, and without knowledge of each other all processes get the first one. "
-        "They then take turns, and the threads that exchange data and load batches have no core "
-        "either, while the other cores are idle."
+        "process to a core. If it binds each process separately, all processes may get the first "
+        "core. All threads of these processes then share one core, while the other cores are idle."
     ),
     gain_note=(
-        "Not predicted, because the run does not show how long compute takes with a core of its "
-        "own for each rank. The given share is what the fix wins at most."
+        "Not predicted, because the run does not show how long compute takes if each rank has its "
+        "own core. The fix saves at most the given share of the step."
     ),
     fix=(
         "import os\n\n"

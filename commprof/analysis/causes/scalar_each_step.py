@@ -15,19 +15,17 @@ from commprof.trace.schema import OPS, Phase
 
 #: In at least this fraction of the steps, ranks exchange single numbers and nothing else.
 _LONE = 0.5
-#: In at most this fraction of the steps, ranks exchange more.
+#: In at most this fraction of the steps, ranks exchange anything else.
 _OTHERS = 1 / 3
-#: Least number of steps in which ranks exchange more.
+#: Least number of steps in which ranks exchange anything else.
 _LEAST = 2
 
 
 def _lone(calls: RankCalls) -> Mask:
-    """Small calls of steps that train, and in which the rank makes no other calls.
+    """Returns a mask of the small calls in training steps that have no other calls.
 
-    A step trains if a backward pass and an update begin in it. Steps of gradient accumulation
-    without an update are parts of a larger step, whose gradients the ranks exchange. No call is
-    chosen if the rank makes other calls in fewer than ``_LEAST`` steps, or in more than
-    ``_OTHERS`` of the steps.
+    A training step has a backward pass and an update. No call is chosen if too few or too many
+    steps have other calls.
     """
     steps = len(calls.begin_ns)
     mask, measured = small(calls), calls.step >= 0
@@ -42,7 +40,6 @@ def _lone(calls: RankCalls) -> Mask:
 
 
 def _begins(calls: RankCalls, phase: Phase) -> Mask:
-    """For each measured step, whether a phase of this kind begins in it."""
     phases = columns.phases(calls.trace)
     begun = np.sort(phases.begin_ns[phases.key == phase])
     mask: Mask = np.searchsorted(begun, calls.end_ns) > np.searchsorted(begun, calls.begin_ns)
@@ -66,9 +63,10 @@ def _rule(facts: Facts) -> Sighting | None:
     lone = len(np.unique(first.step[mask]))
     per_step = counted(round(float(mask.sum()) / lone), f"{op} call")
     return Sighting(
-        f"In {lone} of {facts.steps} steps the ranks exchange nothing but numbers, in {per_step} "
-        f"of each step{at_line(line)}, for {in_ms(facts.per_step_ms(blocked))} per step: they wait "
-        "for the slowest rank in every step, though they exchange weights or gradients in few.",
+        f"In {lone} of {facts.steps} steps, the ranks exchange only numbers, in {per_step} per "
+        f"step{at_line(line)}. This takes {in_ms(facts.per_step_ms(blocked))} per step, because "
+        "all ranks wait for the slowest rank. The ranks exchange weights or gradients in few steps "
+        "only.",
         share,
         saving_without(facts, removed),
         line,
@@ -81,18 +79,16 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"In at least {_LONE:.0%} of the steps a backward pass and an update begin, and the "
-        "script makes calls of at most 256 bytes outside of forward and backward, but no other "
-        f"calls. In at least {_LEAST} steps, and in at most a third of the steps, it makes other "
-        "calls too. In the steps without other calls, the ranks wait in the small calls for at "
-        f"least {WORTH_NAMING:.0%} of the step."
+        f"At least {_LONE:.0%} of the steps have a backward pass and an update, but only calls of "
+        f"at most 256 bytes outside of forward and backward. At least {_LEAST} steps, and at most "
+        "a third of the steps, have other calls too. In the steps without other calls, the ranks "
+        f"wait for the small calls for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "Local SGD and DiLoCo let each rank make many updates of its own before weights are "
-        "averaged, so that neither the network nor a slow rank holds up each step. If a flag (such "
-        "as whether every rank still has data) or a loss for a log is exchanged in every step, the "
-        "ranks wait for one another in every step all the same. Exchange it in the steps that "
-        "average."
+        "With Local SGD and DiLoCo, each rank makes many updates before the ranks average their "
+        "weights. Neither the network nor a slow rank then delays every step. But if the ranks "
+        "exchange a flag or a loss in every step, they again wait for each other in every step. "
+        "Exchange such numbers only in the steps that average weights."
     ),
     fix=(
         "if YOUR_STEP % YOUR_INTERVAL == 0:  # the steps that average weights\n"

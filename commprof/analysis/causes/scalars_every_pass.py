@@ -1,4 +1,4 @@
-"""Scalars such as a loss that is shown are reduced in every micro batch, not once per step."""
+"""Scalars, such as a logged loss, are reduced in every micro batch instead of once per step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _USUAL = 0.9
 
 
 def _passes(calls: RankCalls) -> int:
-    """Median number of backward passes of a measured step; 0 if a step has more than one update.
+    """Returns the median number of backward passes per step; 0 if steps have several updates.
 
-    Passes with updates of their own, as in a GAN or PPO's minibatches, are no micro batches.
+    If each pass has its own update, as in a GAN, the passes are not micro batches.
     """
     phases = columns.phases(calls.trace)
     chosen = among(phases.key, Phase.BACKWARD, Phase.OPTIMIZER)
     order = np.argsort(phases.begin_ns[chosen], kind="stable")
     begun, key = phases.begin_ns[chosen][order], phases.key[chosen][order]
-    # Several optimizers may update the weights after one pass.
+    # Several optimizers may follow one pass. Only the first update after a pass counts.
     updates = begun[1:][(key[1:] == Phase.OPTIMIZER) & (key[:-1] == Phase.BACKWARD)]
     number = np.searchsorted(updates, calls.end_ns) - np.searchsorted(updates, calls.begin_ns)
     if len(number) and np.median(number) > 1:
@@ -40,9 +40,9 @@ def _passes(calls: RankCalls) -> int:
 
 
 def _repeated(calls: RankCalls) -> tuple[Mask, int]:
-    """Small calls that every micro batch makes, and the number of micro batches in a step.
+    """Returns a mask of small calls that every micro batch makes, and the micro batches per step.
 
-    The calls have one operation, group and size, and the training thread waits for most of them.
+    The training thread waits for most of these calls.
     """
     mask, passes = small(calls), _passes(calls)
     rows = np.flatnonzero(mask)
@@ -58,14 +58,13 @@ def _repeated(calls: RankCalls) -> tuple[Mask, int]:
         # Calls with a phase between them belong to different micro batches.
         places = np.unique(np.stack([calls.step[of_kind], calls.segment[of_kind]], axis=1), axis=0)
         per_step = np.bincount(places[:, 0], minlength=len(calls.begin_ns))
-        waited_for = calls.is_blocking[of_kind].mean()  # some calls end before a wait
+        waited_for = calls.is_blocking[of_kind].mean()
         if float((per_step >= passes).mean()) >= _USUAL and waited_for >= 0.5:
             chosen[of_kind] = True
     return chosen, passes
 
 
 def _needless(calls: RankCalls, mask: Mask) -> Mask:
-    """The masked calls except those of the last micro batch of each step."""
     rows = np.flatnonzero(mask)
     latest = np.zeros(len(calls.begin_ns), dtype=np.int64)
     np.maximum.at(latest, calls.step[rows], calls.segment[rows])
@@ -108,16 +107,16 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"Steps have at least {_LEAST} backward passes before one update. In nine of ten steps, "
-        "the calls of one operation, group and size are at least as many as these passes. The "
-        "calls have at most 256 bytes and are made outside of forward and backward, and the "
-        "training thread waits for them. Between any two of them lies a pass, an update or "
-        f"loading. All but the last of these calls take at least {WORTH_NAMING:.0%} of the step."
+        "the number of calls of one operation, group and size is at least the number of these "
+        "passes. The calls have at most 256 bytes and are made outside of forward and backward, "
+        "and the training thread waits for them. A pass, an update or loading lies between any two "
+        "of the calls. Without the last call of each step, the calls take at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "A loss that is only shown, a number of tokens or a flag needs no exchange in each micro "
-        "batch of a step: every exchange makes all ranks wait for the slowest of them, though "
-        "gradients are exchanged only once per step. Add the numbers up on each rank, and reduce "
-        "the sum after the last micro batch, or where it is logged."
+        "Every exchange makes all ranks wait for the slowest rank. A logged loss, a number of "
+        "tokens or a flag does not need an exchange in every micro batch. Add up the numbers on "
+        "each rank, and reduce the sum after the last micro batch, or when it is logged."
     ),
     fix=(
         "total = torch.zeros(1)  # before the micro batches; on the GPU if NCCL is used\n"

@@ -22,21 +22,21 @@ from commprof.trace.schema import ELEMENT_BYTES, OPS, Phase
 
 #: A call of up to this size (64 numbers of float32) takes as long as a call of one byte.
 _SCALAR_BYTES = 256
-#: A call of up to this size within forward holds single numbers; statistics of layers are larger.
+#: Calls in forward of up to this size exchange single numbers. Statistics of layers are larger.
 _NUMBERS_BYTES = 16
-#: Work between the calls of a loss is at most this fraction of the forward passes' own work. If
-#: layers make calls, most of a forward pass lies between these calls.
+#: Largest amount of work between the calls of a loss, as a fraction of the own work of forward
+#: passes. There is more work between the calls of layers.
 _OF_FORWARD = 0.25
 #: Least number of calls that follow one another.
 _LEAST = 3
-#: A reduction of up to this size takes hardly longer than one of a few numbers.
+#: A reduction of up to this size takes hardly longer than a reduction of a few numbers.
 _LATENCY_BYTES = 2**18
 _ALL_REDUCE = OPS.index("all_reduce")
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
 
 
 def small(calls: RankCalls) -> Mask:
-    """Small calls of the script itself that do not exchange pickled objects."""
+    """Returns a mask of the script's small calls, without exchanges of pickled objects."""
     mask: Mask = (
         calls.chosen(_OPS)
         & calls.of_script
@@ -47,11 +47,10 @@ def small(calls: RankCalls) -> Mask:
 
 
 def of_loss(calls: RankCalls) -> Mask:
-    """Small calls of a loss that is computed in forward, such as the reduction of a sample count.
+    """Returns a mask of the small calls of a loss in forward, such as sums of sample counts.
 
-    They follow one another with hardly any work between them, and backward has no such calls. Calls
-    for the statistics of layers differ in both: layers compute between them, and the statistics
-    have gradients, which are exchanged in backward.
+    There is hardly any work between the calls of a loss, and backward has no such calls. This
+    distinguishes them from calls for the statistics of layers.
     """
     mask: Mask = (
         calls.chosen(_OPS)
@@ -75,7 +74,6 @@ def of_loss(calls: RankCalls) -> Mask:
 
 
 def _own_forward_ns(calls: RankCalls) -> float:
-    """Time of the measured forward passes in which the training thread waited for no call."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = (phases.key == Phase.FORWARD) & (phases.thread == steps.thread[0])
     mine &= row_containing(calls.begin_ns, calls.end_ns, phases.begin_ns) >= 0
@@ -111,7 +109,7 @@ def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sight
     remain = int(first.remains.sum()) / max(1, len(np.unique(first.burst)))
     return Sighting(
         f"{counted(round(number), f'{op} call')} per step ({in_bytes(mean)} on average) follow "
-        f"one another{at_line(line)}: these {what} could be joined into "
+        f"one another{at_line(line)}. These {what} could be joined into "
         f"{counted(round(remain), 'call')}, or be exchanged in fewer steps.",
         share,
         _saving(facts, rows, removed),
@@ -128,15 +126,11 @@ def _saving(facts: Facts, rows: list[Bursts], removed: list[Removed]) -> Saving 
 
 
 def _joined_ns(facts: Facts, position: int, series: Bursts) -> Floats:
-    """Returns the assumed transfer times, in ns, of the calls of one rank after a fix.
+    """Returns the assumed transfer times, in ns, of joined calls.
 
-    A fix replaces each series by one call, in the place of the first. NaN for calls that keep their
-    recorded time.
-
-    gloo reduces a single number in about half the time of several numbers. So a call that joins
-    single numbers is assumed to take as long as the smallest reduction of several numbers in the
-    same step and group. If there is none of at most ``_LATENCY_BYTES``, nothing is known of the
-    joined call, and it keeps the time of the first call.
+    NaN for calls that keep their recorded time. gloo reduces a single number in about half the time
+    of several numbers. So a joined call is assumed to take as long as the smallest reduction of
+    several numbers in the same step and group, if there is one of at most ``_LATENCY_BYTES``.
     """
     calls, transfer_ns = series.calls, facts.transfer_ns[position]
     table, taken = calls.table, np.full(len(series.calls.table), np.nan)
@@ -157,7 +151,6 @@ def _joined_ns(facts: Facts, position: int, series: Bursts) -> Floats:
 
 
 def _element_bytes(calls: RankCalls) -> Ints:
-    """Bytes of one number of each call; 0 for types of unknown size."""
     names = list(calls.trace.metadata.get("dtypes", ()))
     of_type = np.array([ELEMENT_BYTES.get(name, 0) for name in names] or [0], dtype=np.int64)
     dtype = np.minimum(calls.table.dtype, len(of_type) - 1)
@@ -166,7 +159,7 @@ def _element_bytes(calls: RankCalls) -> Ints:
 
 
 def edit_joined(facts: Facts, sighting: Sighting) -> str:
-    """Returns one call that replaces the calls of the loop at the sighting's line."""
+    """Returns code with one call in place of the loop at the sighting's line."""
     script, line, op = facts.script, sighting.line, sighting.op
     if op in ("all_gather", "all_gather_into_tensor"):
         return joined_gathers(script, line)
@@ -179,29 +172,29 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
-        f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
-        "training thread waits for each, and no phase lies between them. The work between two "
-        "calls takes no longer than the waiting for the second. Calls of at most "
-        f"{_NUMBERS_BYTES} bytes within forward, as of a loss, count too if backward has no such "
-        "calls, and if the work between the calls takes neither longer than the waiting for them "
-        f"nor more than {_OF_FORWARD:.0%} of the forward passes' own work. Barriers between calls "
-        "count as calls. The time from the end of the first to the end of the last is at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        f"In a typical step, at least {_LEAST} calls of one operation and group, of at most "
+        f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward. The "
+        "training thread waits for each call, and no phase lies between the calls. The work "
+        "between two calls takes no longer than the waiting for the second call. Barriers between "
+        "calls count as calls. The time from the end of the first call to the end of the last is "
+        f"at least {WORTH_NAMING:.0%} of the step. Calls of at most {_NUMBERS_BYTES} bytes in "
+        "forward, for example of a loss, count too if backward has no such calls and if there is "
+        "little work between the calls. This work may take at most as long as the waiting for the "
+        f"calls, and at most {_OF_FORWARD:.0%} of the forward passes' own work."
     ),
     why=(
-        "A collective of 4 bytes takes as long as one of 4 kB: the time goes into waking threads "
-        "and into latency. Metrics, losses, counts or norms that are reduced in a loop, with "
-        "`.item()` after each, pay this time once per number. Put the numbers into one tensor, or "
-        "add them up locally and reduce them every hundredth step. For gradient norms use "
-        "`torch.nn.utils.clip_grad_norm_`: with DDP all ranks have the same gradients."
+        "A collective of 4 bytes takes as long as one of 4 kB, because most of the time is "
+        "latency. A loop that reduces metrics, losses, counts or norms one by one takes this time "
+        "for every number. Put the numbers into one tensor, or add them up on each rank and reduce "
+        "them every hundredth step. With DDP, gradient norms need no reduction, because all ranks "
+        "have the same gradients: use `torch.nn.utils.clip_grad_norm_`."
     ),
     gain_note=(
-        "The joined call is assumed to last as long as the first of the calls that it replaces. "
-        "But gloo reduces a single number in about half the time of several numbers: over gloo, a "
-        "call that joins single numbers is assumed to last as long as the smallest reduction of "
-        f"several numbers in the step. If the step has none of up to {_LATENCY_BYTES // 2**10} "
-        "KiB, the joined call may take twice as long as assumed, and the fix win less."
+        "The joined call is assumed to take as long as the first call that it replaces. But gloo "
+        "reduces a single number in about half the time of several numbers. Over gloo, a call that "
+        "joins single numbers is therefore assumed to take as long as the smallest reduction of "
+        "several numbers in the step. If the step has no such reduction of up to "
+        f"{_LATENCY_BYTES // 2**10} KiB, the joined call may take twice as long as assumed."
     ),
     fix=(
         "names, values = zip(*YOUR_METRICS.items())  # a dictionary of tensors\n"

@@ -1,7 +1,7 @@
-"""Which library shards a job's parameters, FSDP2 or the older FSDP1, and which calls gather them.
+"""Finds out whether FSDP1 or FSDP2 shards the parameters of a job.
 
-FSDP1 is ``FullyShardedDataParallel``, whose units hold one flat parameter each; FSDP2 is
-``fully_shard``. Their collectives are alike; the settings that correct a mistake differ.
+FSDP1 is ``FullyShardedDataParallel``, and FSDP2 is ``fully_shard``. Both make the same collectives,
+but need different fixes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from commprof.trace.exchanged import trained_by
 
 
 def fsdp_of(facts: Facts) -> Sharding | None:
-    """The collectives of FSDP; None if there are none.
+    """Returns the collectives of FSDP; None if there are none.
 
-    Other libraries and scripts that shard parameters themselves make the same collectives, but the
-    parameters that they train are no shards of torch's.
+    Collectives of other libraries that shard parameters do not count.
     """
     trained = trained_by(facts.first.trace.metadata)
     is_other = trained is not None and not trained.sharded
@@ -28,7 +27,7 @@ def is_flat(facts: Facts) -> bool:
 
 
 def library(facts: Facts) -> str:
-    """Name of the library for use in sentences; "FSDP" if its version is not known."""
+    """Returns "FSDP1" or "FSDP2" for a sentence; "FSDP" if the version is not known."""
     return {True: "FSDP1", False: "FSDP2", None: "FSDP"}[_flat(facts)]
 
 
@@ -38,5 +37,5 @@ def _flat(facts: Facts) -> bool | None:
 
 
 def unit_gathers(calls: RankCalls) -> Mask:
-    """The all-gathers of parameters in the measured steps."""
+    """Returns a mask of FSDP's all-gathers of parameters in measured steps."""
     return gathers(calls.trace, calls.table, int(calls.begin_ns[0])) & (calls.step >= 0)

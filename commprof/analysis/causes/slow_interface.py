@@ -10,7 +10,7 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
 from commprof.text import listed
 
-#: The idle interface is rated at least this many times as fast as the one in use.
+#: The rated speed of the idle interface must be at least this many times the rated speed in use.
 _FASTER = 2.0
 #: Least exposed time, as a fraction of the step.
 _EXPOSED = 0.1
@@ -42,8 +42,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     best = max(fast, key=lambda name: fast[name])
     return Sighting(
-        f"The hosts exchange their data over {used}, rated {slow / 1000:g} Gbit/s, and "
-        f"{listed(sorted(fast))}, rated {'up to ' * (len(fast) > 1)}{fast[best] / 1000:g} Gbit/s, "
+        f"The hosts exchange their data over {used} (rated {slow / 1000:g} Gbit/s), while "
+        f"{listed(sorted(fast))} (rated {'up to ' * (len(fast) > 1)}{fast[best] / 1000:g} Gbit/s) "
         f"{'is' if len(fast) == 1 else 'are'} idle.",
         share * (1 - slow / fast[best]),
         fix=_FIX.replace(_EXAMPLE, best),
@@ -56,20 +56,20 @@ CAUSE = CatalogueCause(
     needs=(Figure.EXPOSED,),
     rule=_rule,
     looks_like=(
-        "The ranks are on several hosts, one interface carries their data, and another interface "
-        f"of every host is rated at least {_FASTER:g} times faster and carries nearly nothing. "
-        "Exposed transfer, or all exposed time if the transfer is not known, takes at least "
-        f"{_EXPOSED:.0%} of the step."
+        "The ranks are on several hosts, and one interface carries their data. Every host has "
+        f"another interface that is rated at least {_FASTER:g} times as fast, but carries nearly "
+        "no data. Exposed transfer, or all exposed time if the transfer is not known, takes at "
+        f"least {_EXPOSED:.0%} of the step."
     ),
     why=(
-        "gloo takes the interface to which the host's name resolves, and NCCL the first that "
-        "looks right. That may be the machines' management network, a bridge of containers, or "
-        "Ethernet although InfiniBand has an IP address too. Nothing fails: the job is only "
-        "several times slower."
+        "gloo uses the interface to which the host's name resolves, and NCCL uses the first "
+        "suitable interface. This may be a slow management network, a bridge of containers, or "
+        "Ethernet on a host that also has InfiniBand. Nothing fails, but the job is several times "
+        "slower."
     ),
     gain_note=(
-        "Not predicted, because the idle interface was not measured. The given share is the most "
-        "that the fix can win: it assumes that both interfaces reach their rated speeds."
+        "Not predicted, because the idle interface was not measured. The fix saves at most the "
+        "given share of the step, if both interfaces reach their rated speeds."
     ),
     fix=_FIX,
     source="https://github.com/areal-project/AReaL/issues/639",

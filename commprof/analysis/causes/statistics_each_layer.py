@@ -17,20 +17,19 @@ from commprof.trace.operations import codes_of
 from commprof.trace.schema import Phase
 
 _OPS = ("all_reduce", "all_gather", "all_gather_into_tensor")
-#: Largest mean size of the calls, in bytes: that of statistics of 4,096 channels.
+#: Largest mean size of the calls in bytes, which is enough for 4,096 channels.
 _MEAN_BYTES = 2**15
-#: Fewest calls of a forward pass.
+#: Least number of calls in forward per step.
 _LEAST = 4
-#: Figure of DDP's log: 1 if the model has layers of torch's SyncBatchNorm.
+#: Key of DDP's log. Its value is 1 if the model has SyncBatchNorm layers.
 _SYNC = "has_sync_bn"
 #: The calls take at least this fraction of the step.
 _SHARE = 0.05
-#: Statistics of a norm have gradients. So the calls count as a norm's if backward makes at least
-#: ``_LEAST`` such calls too, or at least this fraction of forward's number. Backward may make fewer
-#: than forward: a model without gradients, such as a teacher, calls in forward only.
+#: Statistics of a norm have gradients, so backward must make such calls too: at least ``_LEAST``,
+#: or at least this fraction of forward's number. Some models run in forward only.
 _BACK = 0.5
 _WITHOUT_GRADIENT = (
-    " Backward hardly has such calls. If only later steps use these values, as with codebooks, one "
+    " Backward has few such calls. If only later steps use these values, as with codebooks, one "
     "call after backward is enough."
 )
 _FIX_OF_BUFFERS = (
@@ -50,10 +49,12 @@ def _forward(calls: RankCalls, group: Ints) -> Mask:
 
 
 def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
-    """Small calls of forward and of backward over the ranks that share a model's gradients."""
+    """Returns masks of the small calls in forward and in backward.
+
+    Only calls over the ranks that share gradients count.
+    """
     buckets = buckets_of_ddp(calls)
-    # The last call of a pass is certainly a bucket; the others may be of layers, as in tensor
-    # parallelism.
+    # Only the last call of a pass is certainly a bucket. The other calls may be of layers.
     rows = np.flatnonzero(buckets)
     _, from_end = np.unique(calls.table.graph_task[rows][::-1], return_index=True)
     last = rows[::-1][from_end]
@@ -68,7 +69,7 @@ def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
     forward = _forward(calls, group)
     experts = among(calls.table.op, *codes_of("all_to_all")) & (calls.phase == Phase.FORWARD)
     if (experts & (calls.step >= 0)).any():
-        forward[:] = False  # the calls may exchange numbers of tokens for layers of experts
+        forward[:] = False  # the calls may exchange token counts of experts
     backward = calls.chosen(_OPS) & calls.in_backward & calls.is_blocking
     backward &= np.isin(calls.table.group, group) & (calls.size_bytes <= _MEAN_BYTES)
     # DDP also waits for the last bucket of a pass right after its issue.
@@ -97,7 +98,7 @@ def _rule(facts: Facts) -> Sighting | None:
     is_norm = all(_has_gradients(*of_rank) for of_rank in of_ranks) or any(facts.logged(_SYNC))
     line, ms = first.line(of_ranks[0][1]), facts.per_step_ms(blocked)
     gone = [(calls, mask if is_norm else _joined(calls, mask)) for calls, mask in both]
-    like = "as SyncBatchNorm does with its statistics" if is_norm else "with no gradient"
+    like = "as SyncBatchNorm does with its statistics" if is_norm else "without gradients"
     return Sighting(
         f"Layers exchange small tensors{at_line(line)}, {like}: "
         f"{counted(round(first.per_step(mask)), 'call')} per step "
@@ -112,14 +113,13 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _has_gradients(calls: RankCalls, forward: Mask, backward: Mask) -> bool:
-    """True if backward makes calls like those of forward, as it does for a norm's statistics."""
     return calls.per_step(backward) >= min(_LEAST, _BACK * calls.per_step(forward))
 
 
 def _joined(calls: RankCalls, mask: Mask) -> Mask:
-    """The calls that are gone if a step's tensors are joined: all but the first of each kind.
+    """Returns the calls that joining removes: all but the first of each kind in a step.
 
-    Calls of one operation, reduction, type and group are of one kind.
+    Calls of one kind have the same operation, reduction, type and group.
     """
     table, rows = calls.table, np.flatnonzero(mask)
     columns = (calls.step, table.op, table.reduce_op, table.dtype, table.group)
@@ -136,26 +136,26 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"DDP exchanges the job's gradients. Forward passes have at least {_LEAST} "
-        "all-reduces or all-gathers per step, over the ranks that share gradients, of at most "
-        f"{_MEAN_BYTES // 2**10} KiB on average, and the training thread waits for each. With "
-        f"their counterparts in backward they take at least {_SHARE:.0%} of the step. This cause "
-        "is not named if forward passes have all-to-alls, as in models with layers of experts."
+        f"DDP exchanges the job's gradients. Forward passes make at least {_LEAST} all-reduces or "
+        "all-gathers per step over the ranks that share gradients. The mean size of these calls is "
+        f"at most {_MEAN_BYTES // 2**10} KiB, and the training thread waits for each call. With "
+        f"the similar calls in backward, these calls take at least {_SHARE:.0%} of the step. The "
+        "cause is not named if forward passes have all-to-alls, as in models with layers of "
+        "experts."
     ),
     why=(
-        "SyncBatchNorm takes means over the batches of all ranks. For this, each such layer waits "
-        "for one small collective in forward and another in backward: a hundred layers pay the "
-        "latency two hundred times, and wait for the slowest rank as often. This is worth its time "
-        "only where a rank has very few samples, as in detection. Otherwise use BatchNorm, or a "
-        "norm that needs no other samples, such as GroupNorm; or convert only the layers that need "
-        "it. Sums that only update a layer's buffers, as those of codebooks, can be exchanged for "
-        "all layers in one call after backward."
+        "SyncBatchNorm computes means over the batches of all ranks. Each such layer waits for one "
+        "small collective in forward and one in backward, so a hundred layers wait for two hundred "
+        "collectives. This is worth the time only if each rank has very few samples, as in "
+        "detection. Otherwise use BatchNorm, or a norm that does not depend on other samples, such "
+        "as GroupNorm. Or convert only the layers that need SyncBatchNorm. Values that only update "
+        "buffers, such as codebooks, can be exchanged for all layers in one call after backward."
     ),
     gain_note=(
-        "The steps are replayed without these calls. The result changes: each rank then uses "
-        "statistics of its own batch. Another norm may also save compute, which is not counted. If "
-        "backward has no counterparts of the calls, one call of each operation and type stays in "
-        "each replayed step, and is assumed to last as long as the first of the calls that it "
+        "The steps are replayed without these calls. The fix changes the result of training, "
+        "because each rank then uses the statistics of its own batch. Compute that another norm "
+        "may save is not counted. If backward has no such calls, one joined call of each operation "
+        "and type stays in each step, and is assumed to take as long as the first call that it "
         "replaces."
     ),
     fix=(

@@ -21,12 +21,13 @@ from commprof.trace.schema import OPS, REDUCE_OPS
 
 #: Least number of calls that follow one another.
 _LEAST = 4
-#: If the mean call is larger, most of its time is transfer, which joining does not save.
+#: Largest mean size of the calls. Larger calls take mostly transfer time, which joining does not
+#: save.
 _MEAN_BYTES = 2**20
-#: The tensors of a step count as large as the model if they have at least this fraction of the
-#: trained parameters' bytes.
+#: The tensors of a step are as large as the model if they have at least this fraction of the bytes
+#: of the trained parameters.
 _GRADIENTS = 0.5
-#: Begin of the evidence's text, by operation, if the tensors of a step count as large as the model.
+#: Start of the message if the tensors of a step are as large as the model.
 _SUBJECTS = {
     "all_reduce": "Tensors that together are as large as the model are all-reduced",
     "reduce": "Tensors that together are as large as the model are reduced",
@@ -34,7 +35,7 @@ _SUBJECTS = {
     "all_gather": "Tensors that together are as large as the model are gathered",
     "all_gather_into_tensor": "Tensors that together are as large as the model are gathered",
 }
-#: The same, if the calls also lie between backward and the update.
+#: Start of the message if the calls also lie between backward and the update.
 _OF_GRADIENTS = {
     "all_reduce": "The gradients are averaged",
     "reduce": "The gradients are each summed on one rank",
@@ -51,7 +52,6 @@ def _seen(calls: RankCalls, ops: Sequence[str]) -> Bursts:
 
 
 def _longest_first(calls: RankCalls) -> list[str]:
-    """Operations whose calls form series, those that take the longest in all first."""
     in_series = _seen(calls, tuple(_SUBJECTS)).all_calls
     of_ops = {
         op: calls.blocked_ns(in_series & (calls.table.op == OPS.index(op))) for op in _SUBJECTS
@@ -65,7 +65,6 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _of_one_op(facts: Facts, op: str) -> Sighting | None:
-    """Returns the evidence for series of calls of one operation; None if it is not enough."""
     first = _seen(facts.first, (op,))
     size = first.calls.size_bytes[first.row]
     if not len(size) or small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:
@@ -92,9 +91,9 @@ def _of_one_op(facts: Facts, op: str) -> Sighting | None:
     what = subjects[op] if is_all else "Tensors are exchanged"
     number = counted(calls_per_step, f"{op} call")
     return Sighting(
-        f"{what} one by one{at_line(line)}: {number} per step ({in_bytes(mean_bytes)} on "
-        f"average, {in_bytes(calls_per_step * mean_bytes)} in all). The script waits for each "
-        "before the next one begins.",
+        f"{what} one by one{at_line(line)}: {number} per step ({in_bytes(mean_bytes)} on average, "
+        f"{in_bytes(calls_per_step * mean_bytes)} in all). The script waits for each call before "
+        "it issues the next.",
         share,
         _saving(facts, rows, spans),
         line,
@@ -104,10 +103,7 @@ def _of_one_op(facts: Facts, op: str) -> Sighting | None:
 
 
 def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
-    """Returns lines of code that join the tensors of these calls.
-
-    Empty for averaged gradients: the cause's own ``fix`` is for them.
-    """
+    """Returns code that joins the tensors of these calls; empty to use the cause's own ``fix``."""
     table, trace = of.calls.table, of.calls.trace
     group = trace.groups.get(int(table.group[of.row[0]]))
     whole = group is None or group.size == world_size
@@ -150,10 +146,6 @@ def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
 
 
 def _saving(facts: Facts, rows: list[Bursts], spans: list[Removed]) -> Saving | None:
-    """Replays the steps with one call in place of each burst.
-
-    That call has the bytes of all calls of the burst.
-    """
     cost = call_cost(facts, [calls.all_calls for calls in rows])
     if cost is None:
         return None
@@ -166,24 +158,23 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"In a typical step at least {_LEAST} calls of one operation and group follow one another "
-        "outside of forward and backward, and the training thread waits for each. In the median it "
-        "waits for a call at least as long as it works between two calls. Their mean size "
-        f"is at most {_MEAN_BYTES // 2**20} MiB. The time from the end of the first to the end of "
-        f"the last is at least {WORTH_NAMING:.0%} of the step."
+        f"In a typical step, at least {_LEAST} calls of one operation and group follow one another "
+        "outside of forward and backward, and the training thread waits for each call. The median "
+        "wait for a call is at least as long as the median work between two calls. The mean size "
+        f"of the calls is at most {_MEAN_BYTES // 2**20} MiB. The time from the end of the first "
+        f"call to the end of the last is at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "Each call pays the latency of the network and wakes the threads of all ranks, whatever "
-        "its size, and nothing overlaps it. A loop over `model.parameters()` that reduces each "
-        "gradient is the usual case: DistributedDataParallel joins gradients into buckets and "
-        "sends the buckets while backward still computes. Other tensors can be copied into one "
-        "buffer."
+        "Even a small call takes the latency of the network, and wakes the threads of all ranks. "
+        "The usual case is a loop over `model.parameters()` that reduces each gradient. "
+        "DistributedDataParallel joins gradients into buckets instead, and sends the buckets while "
+        "backward computes. Other tensors can be copied into one buffer."
     ),
     gain_note=(
         "The steps are replayed with one call in place of each series of calls. The time of this "
-        "call is computed from the times and bytes of this run's calls; the copies are not "
-        "counted. Not predicted if all calls have nearly one size or their times vary too much, "
-        "because latency and transfer cannot then be told apart."
+        "call is computed from the times and bytes of the run's calls. Copies are not counted. Not "
+        "predicted if all calls have nearly the same size, or if their times vary too much, "
+        "because latency and transfer can then not be distinguished."
     ),
     fix=(
         "grads = [p.grad for p in YOUR_MODEL.parameters() if p.grad is not None]\n"

@@ -18,14 +18,14 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "Ranks compute gradients and update parameters, but the gradients of all parameters, or of "
-        "some, are exchanged neither in backward nor by other collectives or messages."
+        "Ranks compute gradients and update parameters, but never exchange the gradients of some "
+        "or all parameters, neither in backward nor by other collectives or messages."
     ),
     why=(
-        "If the model is not wrapped, if the script calls the inner model in place of the wrapper, "
-        "or if a launcher's settings take no effect on this hardware, every rank trains a model of "
-        "its own on its part of the data. The job is fast and the loss falls, but only one rank's "
-        "model is used in the end."
+        "Every rank trains a separate model on its part of the data. This happens if the model is "
+        "not wrapped, if the script calls the inner model instead of the wrapper, or if a "
+        "launcher's settings have no effect on this hardware. The job is fast and the loss falls, "
+        "but only one rank's model is used in the end."
     ),
     fix=(
         "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"

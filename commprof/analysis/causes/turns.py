@@ -1,4 +1,4 @@
-"""Steps in which one rank works far longer than it usually does, and the others wait for it."""
+"""Steps in which one rank works far longer than usual, and the other ranks wait for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from commprof.stats.intervals import robust_deviation
 from commprof.trace.schema import PHASES
 from commprof.units import ms_to_ns
 
-#: A rank's own work is an outlier if it exceeds the rank's median by all three: this many robust
-#: deviations, this fraction of the median step, and this time. In steps of a few ms, the host alone
-#: causes outliers.
+#: A step is long if the rank's work exceeds its median by all three amounts: robust deviations, a
+#: fraction of the median step, and a time in ms.
 _DEVIATIONS, _OF_STEP, LEAST_MS = 6.0, 0.2, 5.0
 #: Least number of measured steps.
 _STEPS = 8
@@ -27,22 +26,22 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class LongSteps:
-    """The steps in which a rank's unusual work kept the others waiting; arrays by [rank, step]."""
+    """Steps in which a rank worked far longer than usual. Arrays are ``[rank, step]``."""
 
-    #: True where the rank of this row worked far longer than it usually does.
+    #: True if the rank worked far longer than usual in the step.
     is_long: Mask
-    #: Mean waiting of the other ranks for this rank, where ``is_long``, else 0.
+    #: Mean time for which the other ranks waited for this rank; 0 if the step is not long.
     cost_ns: Floats
     #: Work beyond the rank's median, as ``[rank, step, phase]``; phases are in the order of
     #: ``PHASES``.
     extra_ns: Floats
 
     def share(self, step_ns: float) -> float:
-        """Waiting of the other ranks in the long steps, as a fraction of all measured time."""
+        """Returns the waiting in the long steps as a fraction of all measured time."""
         return float(self.cost_ns.sum()) / (self.cost_ns.shape[1] * step_ns)
 
     def phase(self, rank: int) -> str:
-        """Phase in which most of the unusual work of the rank in row ``rank`` lies."""
+        """Returns the phase with most of the unusual work of the rank in row ``rank``."""
         extra = self.extra_ns[rank][self.is_long[rank]].sum(axis=0)
         return PHASES[int(np.argmax(extra))]
 
@@ -50,17 +49,15 @@ class LongSteps:
 def saving_without(
     facts: Facts, steps: LongSteps, places: Sequence[int], is_divided: bool = False
 ) -> Saving:
-    """Returns the saving if some ranks never worked longer than they usually do.
+    """Returns the saving if some ranks did only their usual work in their long steps.
 
-    The steps are replayed with these ranks' median work in their long steps. If no replay is
-    possible, the result is the other ranks' waiting in these steps, which includes the waiting of a
-    usual step.
+    If no replay is possible, returns the waiting of the other ranks in these steps.
 
     Args:
         facts: facts about the job at one world size.
         steps: result of :func:`long_steps`.
         places: indices of the ranks.
-        is_divided: True if all ranks share the removed work equally, instead of nobody doing it.
+        is_divided: True if all ranks share the extra work equally; False if no rank does it.
     """
     recorded = facts.replays
     base = None if recorded is None else recorded.step_ns()
@@ -79,7 +76,7 @@ def saving_without(
                 own_ns[position][is_long] = usual
         changed = recorded.step_ns(own_ns)
         if changed is not None:
-            # All ranks do their share of the work at the same time, so no rank waits for another.
+            # All ranks do their parts of the work at the same time, so no rank waits for another.
             changed = changed + is_divided * divided_ns / facts.world.world_size
             return Saving(recorded.saved(base, changed), "replayed")
     wall = facts.seen.measured.table("wall").mean(axis=0)
@@ -90,7 +87,7 @@ def saving_without(
 
 @once
 def long_steps(facts: Facts) -> LongSteps | None:
-    """Finds the long steps of each rank; None with too few ranks or steps."""
+    """Finds the long steps of each rank; None if there are too few ranks or steps."""
     measured, ranks = facts.seen.measured, facts.seen.ranks
     if len(ranks) < 2 or facts.steps < _STEPS:
         return None
@@ -104,8 +101,7 @@ def long_steps(facts: Facts) -> LongSteps | None:
     typical = float(np.median(measured.table("wall")))
     least = max(_OF_STEP * typical, ms_to_ns(LEAST_MS))
     is_long = beyond > np.maximum(limit, least)[:, np.newaxis]
-    # [step, rank]: time for which all ranks together waited for this rank. A table for each
-    # waiting rank would take memory for all pairs of ranks.
+    # [step, rank]: time for which all ranks together waited for this rank.
     waited = of_ranks(measured.caused_in_all(np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
     for position, rank in enumerate(ranks):

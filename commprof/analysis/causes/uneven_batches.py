@@ -16,11 +16,10 @@ from commprof.units import ns_to_ms
 _STEPS = 8
 #: The rank with the most compute must exceed the mean rank by at least this fraction of the step.
 _SPREAD = 0.05
-#: Least standard deviation of a rank's compute over the steps, as a fraction of its mean. Compute
-#: of equal batches varies less. Time in which a rank lacked a core is not counted.
+#: Least standard deviation of a rank's compute over the steps, as a fraction of its mean.
 _VARIES = 0.3
-#: Least correlation of two times: by how much a rank's forward is longer than the mean rank's, and
-#: its backward likewise. A larger batch lengthens both, a disturbance only one of them.
+#: Least correlation of forward and backward times. A larger batch lengthens both, but a disturbance
+#: lengthens only one.
 _TOGETHER = 0.8
 #: Largest fraction of the steps in which the same rank computes the longest.
 _ONE_RANK = 0.8
@@ -50,28 +49,26 @@ def _rule(facts: Facts) -> Sighting | None:
     if _correlation(_beyond_mean(forward), _beyond_mean(backward)) < _TOGETHER:
         return None
     return Sighting(
-        f"The ranks' batches take unequal work: per step, forward and backward of the slowest rank "
-        f"take {in_ms(ns_to_ms(beyond_ns))} longer than the ranks' average, on a different rank "
-        "each time, and the others wait. Batches of uneven length have this effect.",
+        "The ranks' batches take unequal work. In each step, forward and backward of the slowest "
+        f"rank take {in_ms(ns_to_ms(beyond_ns))} longer than the average of the ranks, and the "
+        "other ranks wait. The slowest rank changes from step to step. Batches of uneven length "
+        "have this effect.",
         share,
         _saving(facts),
     )
 
 
 def _beyond_mean(work_ns: Floats) -> Floats:
-    """Returns each rank's excess over the mean rank in each step, minus the rank's mean excess."""
     beyond: Floats = work_ns - work_ns.mean(axis=0)
     return beyond - beyond.mean(axis=1, keepdims=True)
 
 
 def _correlation(a: Floats, b: Floats) -> float:
-    """Pearson's correlation of two arrays of mean 0; 0 if one of them does not vary."""
     norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum()) / norm if norm > 0 else 0.0
 
 
 def _saving(facts: Facts) -> Saving | None:
-    """Replays the steps; on every rank, forward and backward take as long as on the mean rank."""
     recorded = facts.replays
     base = None if recorded is None else recorded.step_ns()
     if recorded is None or base is None:
@@ -89,22 +86,21 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT, Figure.PARTS),
     rule=_rule,
     looks_like=(
-        "No rank is late by the report's test of late ranks. The compute of each rank varies by at "
-        f"least {_VARIES:.0%} from step to step, in forward and backward alike (correlation at "
-        f"least {_TOGETHER:g}). The rank that computes the longest exceeds the mean rank by at "
-        f"least {_SPREAD:.0%} of the step, and no rank is the longest in more than {_ONE_RANK:.0%} "
-        "of the steps. This cause is not named for jobs on GPUs."
+        "The report's test for late ranks finds no late rank. The compute of each rank varies by "
+        f"at least {_VARIES:.0%} from step to step, and forward and backward vary together "
+        f"(correlation at least {_TOGETHER:g}). The rank that computes the longest exceeds the "
+        f"average of the ranks by at least {_SPREAD:.0%} of the step. No rank computes the longest "
+        f"in more than {_ONE_RANK:.0%} of the steps. The cause is not named for jobs on GPUs."
     ),
     why=(
-        "Every step takes as long as the rank with the most work, and all others wait for it. If "
-        "samples differ in length and each rank draws its own, the longest batch of all ranks "
-        "decides each time, and with more ranks it is longer. If the samples are sorted by length "
-        "and dealt out to the ranks in turn, samples of about the same length meet in the same "
-        "step; shuffle the steps, not the samples."
+        "Every step takes as long as the rank with the most work, and all other ranks wait for "
+        "this rank. If samples differ in length, the longest batch of all ranks determines the "
+        "length of the step. Sort the samples by length and deal them out to the ranks in turn, so "
+        "that all ranks have samples of about the same length in a step. Then shuffle the steps, "
+        "not the samples."
     ),
     gain_note=(
-        "The steps are replayed with the mean rank's forward and backward on every rank, as if "
-        "the samples of each step were divided evenly by their work."
+        "The steps are replayed with the ranks' average forward and backward times on every rank."
     ),
     fix=(
         "rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()\n"

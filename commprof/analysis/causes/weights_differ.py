@@ -1,4 +1,4 @@
-"""The parameters of some ranks are not bit-identical with those of most ranks."""
+"""The model parameters of some ranks differ from the parameters of most ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def _rule(facts: Facts) -> Sighting | None:
         checks = trace.metadata.get("sync_checks") or {}
         if ranks := [int(rank) for rank in checks.get("ranks", ())]:
             return Sighting(
-                f"The model of {named_ranks(ranks)} is not bit-identical with that of most other "
-                f"ranks, from step {checks['first_step']} on at the latest "
-                f"({counted(int(checks['checks']), 'comparison')}, --check-sync). Each rank "
-                "trains a model of its own."
+                f"The model of {named_ranks(ranks)} is not bit-identical with the model of most "
+                f"other ranks. The difference began at step {checks['first_step']} or earlier "
+                f"({counted(int(checks['checks']), 'comparison')}, --check-sync). The ranks train "
+                "different models."
             )
     return None
 
@@ -45,14 +45,15 @@ CAUSE = CatalogueCause(
         "every N steps, and the hash of some ranks differs from the hash of most ranks."
     ),
     why=(
-        "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "
-        "once, when DDP is made. A script must itself keep the models equal if it averages "
-        "gradients itself, changes weights after that, or steps an optimizer on some ranks only. "
-        "So must a script that updates parameters with gradients that DDP has not averaged: those "
-        "of parameters that were frozen when DDP was made (make DDP again), and those that a hook "
-        "of `register_post_accumulate_grad_hook` uses, which runs before DDP's exchange. The loss "
-        "still falls on every rank, so nothing shows that the saved model is that of one rank "
-        "alone."
+        "Averaged gradients keep the ranks' models equal only if the models were equal before. DDP "
+        "sends rank 0's weights to all ranks once, when the DDP model is made. The models can "
+        "differ if the script averages gradients itself, changes weights later, or updates weights "
+        "on some ranks only. They also differ if parameters are updated with gradients that DDP "
+        "has not averaged. DDP does not average gradients of parameters that were frozen when the "
+        "DDP model was made; in this case, make the DDP model again. A hook of "
+        "`register_post_accumulate_grad_hook` runs before DDP averages the gradients. The loss "
+        "falls on every rank in all these cases, so nothing shows that the saved model was trained "
+        "on one rank's data only."
     ),
     fix=_FIX,
     edit=lambda facts, _: _edit(facts),

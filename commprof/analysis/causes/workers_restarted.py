@@ -1,4 +1,4 @@
-"""A DataLoader starts its worker processes anew for every epoch, and the ranks wait for them."""
+"""A DataLoader starts new worker processes in every epoch, and the ranks wait for them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from commprof.trace.schema import Phase
 from commprof.trace.stretches import Stretches, stretches
 from commprof.units import ns_to_ms
 
-#: Least number of starts of each rank in its measured steps.
+#: The cause is named only if each rank started workers at least this many times.
 _LEAST = 2
-#: Keys of the metadata under which capture writes the times at which workers were started and
-#: ended.
+#: Metadata keys of the times at which workers started and ended.
 _STARTS, _STOPS = "loader_worker_starts", "loader_worker_stops"
 
 
 def _spans(facts: Facts, position: int) -> tuple[Stretches, int]:
-    """Returns when a rank started or stopped workers, or waited for their first batch.
+    """Returns when workers delayed a rank, and how often the rank started workers.
 
-    The second value is the number of starts. Of the wait for a first batch, only the part beyond
-    the median wait for a batch counts.
+    Workers delay a rank while they start, while they stop, and while their first batch takes longer
+    than the median batch.
     """
     trace = facts.ranks[position].trace
     phases, steps = columns.phases(trace), columns.steps(trace)
@@ -55,7 +54,7 @@ def _spans(facts: Facts, position: int) -> tuple[Stretches, int]:
 
 
 def _between(noted: tuple[Ints, Ints], begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
-    """Leaves out spans during which the training thread worked: another thread noted them."""
+    """Leaves out spans of another thread, during which the training thread worked."""
     inside = row_containing(begin_ns, end_ns, noted[0]) >= 0
     first, last = (np.searchsorted(begin_ns, times) for times in noted)
     is_between = ~inside & (first == last)
@@ -77,16 +76,15 @@ def _rule(facts: Facts) -> Sighting | None:
     ]
     ms = ns_to_ms(share * facts.steps * facts.step_ns / number)
     return Sighting(
-        f"A DataLoader starts its worker processes anew {number} times in {facts.steps} steps: "
-        f"starting them, waiting for their first batch and ending them takes {in_ms(ms)} each "
-        "time, in which the ranks train nothing.",
+        f"A DataLoader starts new worker processes {number} times in {facts.steps} steps. Each "
+        f"time, the ranks wait {in_ms(ms)} for the start, the first batch and the end of these "
+        "processes.",
         share,
         saving_without(facts, removed),
     )
 
 
 def _edit(script: Script) -> str:
-    """Returns the call with ``persistent_workers``; "" if it has no workers or is in a loop."""
     site = script.only("DataLoader")
     if site is None or site.loop is not None or not site.target:
         return ""
@@ -102,21 +100,22 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"Each rank starts workers of a DataLoader at least {_LEAST} times in its measured steps. "
-        "Starting and ending them, and waiting longer for the first batch than for a usual batch, "
-        f"takes at least {WORTH_NAMING:.0%} of all time. This cause is not named in recordings of "
-        "other tools, which do not show when workers start."
+        "The ranks wait for the start and the end of these workers, and longer for the first batch "
+        f"than for a usual batch. These waits take at least {WORTH_NAMING:.0%} of all time. "
+        "Recordings of other tools do not show when workers start, so this cause is not named for "
+        "them."
     ),
     why=(
-        "With `num_workers` a DataLoader starts that many processes for each pass over the data, "
-        "and ends them after it. Until the first batch is there, all ranks wait: for the "
-        "processes, for their imports where they are spawned, and for a whole batch of loading. "
-        "With short epochs this happens often. Workers that persist keep their copy of the data "
-        "set and begin again at its start. So changes that the script makes to the data set "
-        "between epochs no longer reach them. A sampler's `set_epoch` still works."
+        "With `num_workers`, a DataLoader starts that many processes for each pass over the data, "
+        "and ends the processes after the pass. All ranks wait until the processes have started "
+        "and have loaded the first batch. If epochs are short, this happens often. Persistent "
+        "workers keep their copy of the data set. So changes that the script makes to the data set "
+        "between epochs have no effect on persistent workers. A sampler's `set_epoch` works with "
+        "persistent workers too."
     ),
     gain_note=(
-        "The steps are replayed without these times. Workers that persist still load the first "
-        "batch of an epoch while nobody trains, so that the fix may win less."
+        "The steps are replayed without these times. The fix may save less time, because the ranks "
+        "also wait until persistent workers have loaded the first batch of an epoch."
     ),
     fix=(
         'options = {"num_workers": 4, "persistent_workers": True}\n'

@@ -14,22 +14,21 @@ from commprof.analysis.named_cause import Saving
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace import columns
 
-#: File of torch whose frame is in the stacks of these calls.
+#: The stacks of the optimizer's broadcasts contain a frame of this torch file.
 _FILE = "/distributed/optim/zero_redundancy_optimizer.py:"
-#: Least number of calls in a step, and their largest mean size in bytes: larger calls spend most
-#: of their time on transfer.
+#: The cause is named only for at least this many calls in a step, of at most this mean size in
+#: bytes. Larger calls spend most of their time on transfer.
 _LEAST, _MEAN_BYTES = 8, 2**20
 
 
 def _sent(calls: RankCalls) -> Mask:
-    """Broadcasts of updated parameters, recognised by the stacks that were recorded."""
+    """Selects the broadcasts of updated parameters by their recorded stacks."""
     mask = calls.chosen(["broadcast"]) & calls.of_script
     numbers = [n for n, frames in calls.trace.stacks.items() if any(_FILE in f for f in frames)]
     if not numbers or not mask.any():
         return mask & False
     of_zero = np.isin(columns.stacks(calls.trace, calls.table.op_id), numbers)
-    # Stacks may be recorded in some steps only. Calls of other steps are recognised by group and
-    # size.
+    # Some steps may have no stacks. Their calls are recognised by group and size.
     keys = [
         (int(g), int(size)) for g, size in zip(calls.table.group, calls.size_bytes, strict=True)
     ]
@@ -65,7 +64,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _saving(facts: Facts, masks: list[Mask]) -> Saving | None:
-    """Replays the steps with one call for each rank's part; None if a call's cost is not known."""
+    """Predicts the saving of one call per sending rank; None if a call's cost is unknown."""
     cost = call_cost(facts, masks)
     if cost is None:
         return None
@@ -94,22 +93,23 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "The stacks show that torch's ZeroRedundancyOptimizer issues broadcasts. In a typical step "
-        f"there are at least {_LEAST} of them, and at least two per sending rank, of at most "
-        f"{_MEAN_BYTES // 2**20} MiB on average. The training thread waits for them for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "The stacks show that torch's ZeroRedundancyOptimizer issues broadcasts. A typical step "
+        f"has at least {_LEAST} of these broadcasts, and at least two per sending rank. Their mean "
+        f"size is at most {_MEAN_BYTES // 2**20} MiB. The training thread waits for these "
+        f"broadcasts for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "The optimizer updates a part of the parameters on each rank, and then sends each updated "
-        "parameter to the others in a call of its own, which pays the latency of a call. With "
-        "`parameters_as_bucket_view=True` the parameters of a rank lie in one buffer, and the rank "
-        "sends it in one call. `overlap_with_ddp=True` sends during the next backward pass, but "
-        "needs a communication hook and works only with some optimizers."
+        "Each rank updates its own part of the parameters, and then sends each updated parameter "
+        "to the other ranks in a separate call. Each call has a latency. With "
+        "`parameters_as_bucket_view=True`, the parameters of a rank lie in one buffer, and the "
+        "rank sends this buffer in one call. `overlap_with_ddp=True` sends the parameters during "
+        "the next backward pass, but needs a communication hook and works only with some "
+        "optimizers."
     ),
     gain_note=(
         "The steps are replayed with one call of each rank. The time of this call is computed from "
-        "the times and bytes of this run's calls. Not predicted if all calls have nearly one size, "
-        "or if their times vary too much."
+        "the times and bytes of this run's calls. The gain is not predicted if all calls have "
+        "nearly the same size, or if their times vary too much."
     ),
     fix=(
         "from torch.distributed.optim import ZeroRedundancyOptimizer\n\n"

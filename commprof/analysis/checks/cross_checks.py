@@ -1,4 +1,4 @@
-"""Compares commprof's figures, from records or summaries, with other measurements of the run."""
+"""Compares commprof's figures with other measurements of the same run."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from commprof.trace.schema import OPS, Phase
 from commprof.trace.summary import Summary, mean_ns
 from commprof.units import ns_to_ms, ns_to_s
 
-#: Operations with which DDP exchanges its buckets.
 _ALL_REDUCES = codes_of("all_reduce")
 
 
 def cross_checks(
     run: WorldRun, ranks: Sequence[Observed], are_sampled: bool
 ) -> tuple[CrossCheck, ...]:
-    """Returns all cross-checks of one world size; a check without data says why it has none.
+    """Returns all cross-checks of one world size.
 
-    ``are_sampled``: True if the ranks hold the calls of some of the steps only.
+    A check without data gives the reason. ``are_sampled``: True if calls were recorded in some of
+    the steps only.
     """
     traces = [rank.trace for rank in ranks]
     return (
@@ -54,7 +54,7 @@ def cross_checks(
 
 
 def _phases(ranks: Sequence[Observed]) -> CrossCheck:
-    """Compares the step time with the sum of the step's phases and exposed time.
+    """Compares the step time with the sum of its parts.
 
     The sum is larger than the step time if some time is counted twice.
     """
@@ -105,12 +105,12 @@ def _mean(values: npt.NDArray[Any]) -> float:
 
 
 def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> float:
-    """Returns the bytes that the median backward pass of measured steps all-reduced.
+    """Returns the bytes of gradients that a backward pass exchanged; NaN if unknown.
 
-    If the trace holds DDP's buckets, these are the bytes of the buckets, although a communication
-    hook may send fewer. Otherwise, these are the input bytes of the all-reduces that the pass
-    issued in the process group ``group``; None stands for all groups. A pass that synchronises
-    nothing, as in ``no_sync``, does not count.
+    The result is the median over the passes of measured steps that exchanged gradients. If the
+    trace holds DDP's buckets, the bytes are the sizes of the buckets. Otherwise, the bytes are the
+    inputs of the pass's all-reduces in process group ``group``. If ``group`` is None, the
+    all-reduces of all groups are used.
     """
     if len(buckets):
         task = backward_of(buckets, columns.finalizations(rank.trace))
@@ -145,16 +145,16 @@ def _network(run: WorldRun, ranks: Sequence[Observed], are_sampled: bool) -> Cro
     return network_check(run.world_size, traces, payload)
 
 
-#: Largest relative difference that counts as agreement. The formulas leave out a few bytes, such as
-#: the norm that is all-reduced to clip gradients.
+#: Largest relative difference that counts as agreement. The formulas leave out small calls, such as
+#: the all-reduce of the gradients' norm.
 _SAME = 0.001
 
 
 def theory_checks(run: WorldRun, ranks: Sequence[Observed]) -> list[CrossCheck]:
-    """Checks each operation's bytes per step against a formula, on the rank that differs most.
+    """Compares each operation's bytes per step with a formula, on the rank that differs most.
 
-    Each training strategy of the built-in loop has its formulas. The result is empty for a user's
-    script, and with a compressor, which changes the number of bytes.
+    Only the built-in loop has formulas. The result is empty for a user's script, and if a
+    compressor changes the number of bytes.
     """
     found = [(rank, run.results.get(rank.trace.rank, {}).get("expected")) for rank in ranks]
     known = [(rank, expected) for rank, expected in found if expected]
@@ -178,10 +178,10 @@ def _check(op: str, ranks: Sequence[tuple[Observed, Sequence[Mapping[str, Any]]]
 
 
 def _bytes_per_step(rank: Observed, op: str) -> float:
-    """Returns the median, over measured steps, of the bytes of all calls of ``op`` in a step.
+    """Returns the bytes of all calls of ``op`` in a step, as a median over measured steps.
 
-    A call's size is that of :func:`sizes_bytes`, except that ``gather`` and ``scatter`` have the
-    size of one rank's part. The result is NaN if there are no measured steps.
+    NaN if there are no measured steps. A ``gather`` or ``scatter`` counts with the bytes of one
+    rank's part.
     """
     steps, table = columns.steps(rank.trace), rank.table
     if len(rank.parts.step) == 0:
@@ -202,7 +202,7 @@ _ALL_REDUCED = (
 
 
 def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
-    """Returns the cross-checks that need no records, only summaries.
+    """Returns the cross-checks that need only summaries.
 
     Args:
         run: the traces and results of one world size.
@@ -219,10 +219,6 @@ def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
 
 
 def _summarised_phases(found: Found) -> CrossCheck:
-    """Compares the step time with the sum of the step's phases and exposed time.
-
-    The sum is larger than the step time if some time is counted twice.
-    """
     steps = sum(summary.steps.count for _, summary in found)
     wall = sum(summary.steps.sum_ns for _, summary in found)
     parts = sum(
@@ -237,7 +233,7 @@ def _summarised_phases(found: Found) -> CrossCheck:
 def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
     """Compares the steps with the loop's own clock, on the rank that differs most.
 
-    A rank counts only if its summary covers all steps but the first.
+    A rank counts only if its summary covers all steps except the first.
     """
     clocks, counts = [], []
     for trace, summary in found:
@@ -265,7 +261,6 @@ def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
 
 
 def _figures_of_summary(summary: Summary) -> OfRank:
-    """Returns commprof's figures of one rank from its summary."""
     counted = [operation.bytes for operation in summary.operations if operation.op in _ALL_REDUCES]
     knows_passes = summary.steps.count > 0 and summary.steps_end != BACKWARD
     return OfRank(

@@ -23,7 +23,7 @@ from commprof.text import counted
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_ms
 
-#: Largest relative difference that counts as agreement: of times, and of bytes.
+#: Largest relative difference of times, and of bytes, that counts as agreement.
 SAME_TIME = 0.005
 SAME_BYTES = 0.05
 
@@ -32,8 +32,8 @@ SAME_BYTES = 0.05
 class CrossCheck:
     """A figure of commprof, and a second measurement of the same quantity."""
 
-    #: ``phases``, ``loop_clock``, ``ddp_bytes``, ``ddp_backward``, ``ddp_exposed``, ``network``, or
-    #: ``theory_`` and an operation.
+    #: One of ``phases``, ``loop_clock``, ``ddp_bytes``, ``ddp_backward``, ``ddp_exposed`` and
+    #: ``network``, or ``theory_`` with the name of an operation.
     name: str
     #: Name of the figure, in words.
     what: str
@@ -43,7 +43,7 @@ class CrossCheck:
     ours: float
     #: The other measurement; NaN if there is none.
     other: float
-    #: None if there is nothing to compare, or if no tolerance can be justified.
+    #: None if the figures cannot be judged.
     agrees: bool | None
     #: Why a figure is missing, or how the definitions of the two figures differ.
     note: str
@@ -52,7 +52,7 @@ class CrossCheck:
     def difference(self) -> float:
         """Relative difference: the other figure divided by commprof's figure, minus 1.
 
-        NaN unless both are known.
+        NaN if a figure is missing, or if commprof's figure is 0.
         """
         if self.ours > 0 and not math.isnan(self.other):
             return self.other / self.ours - 1
@@ -75,7 +75,7 @@ def compared(
 
 
 def missing(name: str, what: str, unit: str, reason: str) -> CrossCheck:
-    """Returns a check that has nothing to compare, with the reason."""
+    """Returns a check without figures; ``reason`` says why the figures are missing."""
     return CrossCheck(name, what, unit, math.nan, math.nan, None, reason)
 
 
@@ -93,16 +93,16 @@ _DDP_FIGURES = {
 
 @dataclass(frozen=True)
 class OfRank:
-    """commprof's figures of one rank; durations are per step; NaN if a figure is missing."""
+    """commprof's figures of one rank. Durations are per step. A missing figure is NaN."""
 
     #: Bytes of gradients per backward pass.
     gradient_bytes: float
-    #: True if ``gradient_bytes`` counts the buckets as commprof's DDP hook saw them. The user's
-    #: hook, which runs inside commprof's hook, may send fewer bytes.
+    #: True if ``gradient_bytes`` is the size of the buckets that commprof's DDP hook recorded. The
+    #: user's own hook may send fewer bytes.
     buckets_seen: bool
     backward_ns: float
     exposed_ns: float
-    #: Tolerance of the bytes; None if agreement cannot be judged, for the reason in ``note``.
+    #: Tolerance of the bytes; None if agreement cannot be judged. ``note`` gives the reason.
     same_bytes: float | None
     note: str = ""
 
@@ -110,19 +110,19 @@ class OfRank:
 def ddp_checks(
     traces: Sequence[Trace], ours: Callable[[int, str | None], OfRank]
 ) -> list[CrossCheck]:
-    """Makes three checks against the DDP log of the first rank that has one.
+    """Compares three figures with the DDP log of the first rank that has a DDP log.
 
     Args:
         traces: traces of the ranks.
-        ours: returns commprof's figures of a trace, from its position in ``traces`` and the name
-            of the model's process group; the name is None if unknown.
+        ours: returns commprof's figures of a trace. Its arguments are the trace's position in
+            ``traces``, and the name of the model's process group; the name is None if unknown.
     """
     for i, trace in enumerate(traces):
         logs = ddp_logs(trace)
         if not logs:
             continue
         if len(logs) > 1:
-            reason = f"{len(logs)} DDP models: their separate logs do not give a step's figures"
+            reason = f"the logs of {len(logs)} DDP models do not give the figures of a step"
             return [missing(name, *words, reason) for name, words in _DDP_FIGURES.items()]
         group = logs[0].get("group_name")
         return _of(trace.rank, logs[0], ours(i, group if isinstance(group, str) else None))
@@ -131,8 +131,8 @@ def ddp_checks(
         reason = "the DDP models that were trained have no log"
     if not all(trace.complete for trace in traces):
         reason = (
-            "no trace holds a DDP log: it is written when capture stops, and not all traces were "
-            "closed"
+            "no trace holds a DDP log: the log is written when capture stops, and some traces were "
+            "not closed"
         )
     return [missing(name, *words, reason) for name, words in _DDP_FIGURES.items()]
 
@@ -154,7 +154,7 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
         if not backward_ns > 0 or math.isnan(value_ns):
             checks.append(missing(name, *_DDP_FIGURES[name], "DDP's log holds no times"))
             continue
-        # No verdict, because DDP sampled other steps, including warm-up.
+        # There is no verdict, because DDP sampled other steps, including warm-up steps.
         times = ns_to_ms(value_ns), ns_to_ms(other_ns)
         checks.append(compared(name, *_DDP_FIGURES[name], *times, None, sampled))
     return checks
@@ -163,7 +163,6 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
 def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> CrossCheck:
     own = log.get("own_exchange")
     if isinstance(own, str) and own and not ours.buckets_seen:
-        # What ``own`` names decides what is sent, how often and in which type.
         return missing(
             "ddp_bytes",
             *_DDP_FIGURES["ddp_bytes"],
@@ -193,26 +192,26 @@ def network_check(
 ) -> CrossCheck:
     """Compares the ranks' payload with the counters of the network interfaces.
 
-    The counters may include other traffic. If they exceed the payload by more than the fraction
-    ``SAME_BYTES``, the check stays undecided.
+    The counters include other traffic. If the counters exceed the payload by too much, the check is
+    undecided.
 
     Args:
-        world_size: ranks of the job, each of which must have left a trace.
+        world_size: number of ranks of the job. If a rank left no trace, the check has no figures.
         traces: traces of the ranks.
-        payload_bytes: per trace, the least number of bytes that the rank's recorded calls send; NaN
-            if unknown. They are computed only if the counters are there.
+        payload_bytes: for each trace, the least number of bytes that the rank's calls send; NaN if
+            unknown.
         note: how the definitions of the two figures differ.
     """
     if len(traces) < world_size:
-        return _missing("not all ranks left a trace")
+        return _missing("some ranks left no trace")
     largest = max((group.size for trace in traces for group in trace.groups.values()), default=0)
     if largest > len(traces):
         return _missing(f"a process group has {largest} ranks, but only {len(traces)} left a trace")
     sent = [sent_by_interface(trace) for trace in traces]
     if not all(sent):
-        return _missing("not every trace holds the interfaces' counters")
+        return _missing("some traces lack the interfaces' counters")
     if any(group.backend != "gloo" for trace in traces for group in trace.groups.values()):
-        return _missing("a backend other than gloo need not use these interfaces")
+        return _missing("a backend other than gloo may use other interfaces")
     places = host_of_each(traces)
     if unknown := unknown_hosts(traces, places):
         return _missing(unknown)
@@ -230,18 +229,14 @@ def network_check(
 def _sent_by_hosts(
     places: Sequence[Host | None], sent: Sequence[Mapping[str, int]]
 ) -> tuple[set[str], int, int]:
-    """Returns the interfaces in use, the bytes that they sent, and the number of hosts.
-
-    ``places`` holds each rank's host. ``sent`` holds, for each rank, the bytes that each interface
-    sent according to the rank's trace.
-    """
+    """Returns the interfaces in use, the bytes that they sent, and the number of hosts."""
     hosts: dict[Host | None, list[Mapping[str, int]]] = {}
     for place, counters in zip(places, sent, strict=True):
         hosts.setdefault(place, []).append(counters)
     names, total_bytes = set(), 0
     for members in hosts.values():
-        # All ranks of a host read the same counter, so the rank that captured longest has the
-        # highest figure.
+        # All ranks of a host read the same counter. The rank that captured longest has the highest
+        # value.
         counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
         for name in _interfaces_used(counters, len(hosts), len(members)):
             names.add(name)
@@ -250,7 +245,7 @@ def _sent_by_hosts(
 
 
 def _interfaces_used(sent: Mapping[str, int], hosts: int, ranks_here: int) -> list[str]:
-    """Returns the interfaces in use: ``lo`` within a host, else the busiest other interface."""
+    """Returns ``lo`` for traffic within a host, and the busiest interface for other hosts."""
     used = [LOOPBACK] if ranks_here > 1 and LOOPBACK in sent else []
     outward = outward_interface(sent)
     if hosts > 1 and outward is not None:

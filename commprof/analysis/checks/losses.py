@@ -19,7 +19,6 @@ from commprof.trace.run.run_directory import WorldRun
 
 #: Smallest number of losses from which a trend is computed.
 LEAST_STEPS = 10
-#: Significance level of a trend.
 _LEVEL = 0.01
 #: The test compares all pairs of losses. If there are more losses than this, neighbouring steps are
 #: averaged.
@@ -33,15 +32,14 @@ class LossTrend:
     steps: int
     #: Number of the first step whose loss is not finite; None if all losses are finite.
     not_finite: int | None
-    #: How many steps have a loss that is not finite.
     not_finite_steps: int
-    #: Number of the step from which on no loss is finite; None if the last loss is finite.
+    #: Number of the first step after the last finite loss; None if the last loss is finite.
     diverged_from: int | None
-    #: Means of the first and the last tenth of the steps; NaN if not finite.
+    #: Mean losses of the first and of the last tenth of the steps; NaN if not finite.
     first: float
     last: float
     #: Kendall's tau of loss against step: -1 if every step lowers the loss, 1 if every step raises
-    #: it; NaN below LEAST_STEPS, or if some loss is not finite.
+    #: it. NaN if there are fewer than LEAST_STEPS losses, or if a loss is not finite.
     tau: float
     #: Two-sided p-value of tau; NaN if tau is NaN.
     p_value: float
@@ -58,7 +56,7 @@ class LossTrend:
 
 
 def loss_trend(losses: Sequence[float]) -> LossTrend | None:
-    """Computes the trend of a series with one loss per step; None if it is empty."""
+    """Computes the trend of losses, one per step; None if there are no losses."""
     if not len(losses):
         return None
     values = np.array(losses, dtype=np.float64)
@@ -99,26 +97,28 @@ def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
     return score / (n * (n - 1) / 2), two_sided(deviate)
 
 
-#: By precision: largest relative difference between two losses of a step that differ only by the
-#: order in which sums were computed.
+#: Relative difference up to which two losses agree, for each precision.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
 
 @dataclass(frozen=True)
 class LossAgreement:
-    """Comparison of loss curves at several world sizes, which must be equal except for rounding."""
+    """Comparison of the loss curves of several world sizes.
+
+    The curves should differ only by rounding.
+    """
 
     world_sizes: tuple[int, ...]
-    #: Steps compared: those before the first whose number of samples differs between world sizes.
+    #: Number of compared steps. The comparison ends where the number of samples first differs
+    #: between world sizes.
     steps: int
-    #: Samples of all ranks in a step; None if the steps have different numbers.
+    #: Number of samples of all ranks in a step; None if the number varies.
     samples: int | None
     #: Largest difference from the smallest world size's loss, relative to that loss.
     worst: float
-    #: World size and step of ``worst``; steps are counted from 0.
+    #: World size and step with the largest difference; steps are counted from 0.
     worst_world_size: int
     worst_step: int
-    #: Entry of TOLERANCES for the run's precision.
     tolerance: float
 
     @property
@@ -128,7 +128,7 @@ class LossAgreement:
 
 
 def global_losses(run: WorldRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Returns each step's mean loss over the samples of all ranks, and its number of samples.
+    """Returns each step's mean loss over the samples of all ranks, and the number of samples.
 
     Both tuples are empty if a rank left no losses.
     """

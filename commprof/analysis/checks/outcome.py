@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from commprof.stats.intervals import robust_deviation
 
-#: Status of a check. A warning means slower or less reliable training, a failure wrong training.
+#: Status of a check. A warning means that training is slower or less reliable. A failure means that
+#: training is wrong.
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 STATUSES = (PASS, WARN, FAIL, SKIP)
 
@@ -20,20 +21,18 @@ _T = TypeVar("_T")
 class Outcome:
     """Result of one health check over all ranks."""
 
-    #: Name of the check.
     check: str
     #: One of ``STATUSES``.
     status: str
     #: The measured figure, with its unit.
     figure: str
-    #: Advice on a check that did not pass; else empty.
+    #: Advice if the check did not pass; else empty.
     advice: str = ""
-    #: More figures, one line each, to be shown verbatim.
     details: tuple[str, ...] = ()
 
 
 def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Returns one value per host: the value of its first rank.
+    """Returns one value per host: the value of the host's first rank.
 
     ``values``: host and value of each rank, in order of rank.
     """
@@ -47,9 +46,9 @@ def far_off(values: Sequence[float], factor: float, deviations: float = 5.0) -> 
     """Returns the indices of values that are far above the others.
 
     Such a value exceeds ``factor`` times the median. It also exceeds the median by more than
-    ``deviations`` times the median absolute deviation, which is scaled to the standard deviation of
-    a normal distribution (Iglewicz and Hoaglin, 1993). Fewer than five values are too few to
-    compare, and the result is empty.
+    ``deviations`` times the median absolute deviation. This deviation is scaled to the standard
+    deviation of a normal distribution (Iglewicz and Hoaglin, 1993). The result is empty for fewer
+    than five values.
     """
     if len(values) < 5:
         return []

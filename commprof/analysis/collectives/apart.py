@@ -1,9 +1,9 @@
-"""Finds ranks that train apart: they compute and apply gradients, and do not exchange them.
+"""Finds ranks that train without an exchange of gradients.
 
-Each rank then trains a model of its own, on its own part of the data. No figure of time
-shows this: the job is fast, and communication is not the bottleneck. The rules of
-:mod:`commprof.trace.exchanged` tell which calls exchange gradients. Ranks of one group with such
-calls train together, and so do ranks that are connected through several such groups.
+Such ranks train apart: each rank trains a model of its own, on its own part of the data. No figure
+of time shows this. The rules of :mod:`commprof.trace.exchanged` decide which calls exchange
+gradients. Ranks train together if a group with such calls connects them, directly or through other
+ranks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from commprof.text import counted, in_bytes, listed, named_ranks
 from commprof.trace.exchanged import Exchanged
 
-#: Reasons why ranks may exchange no gradients, the likeliest first.
 _REASONS = (
     "Likely reasons: the model is not wrapped in DistributedDataParallel, or fully_shard was not "
     "applied to it; the script calls the inner model instead of the wrapper; or the launcher's "
     "settings are for GPUs and take no effect on CPUs"
 )
-#: Updated parameters outside of DDP models are mentioned if they hold at least this fraction of all
-#: updated bytes.
+#: Parameters outside of DDP models are mentioned if they hold at least this fraction of all updated
+#: bytes.
 _WORTH_A_WORD = 0.01
 
 
@@ -29,31 +28,30 @@ _WORTH_A_WORD = 0.01
 class TrainedApart:
     """Ranks, or parameters, that are trained without an exchange of gradients."""
 
-    #: "nothing": no rank exchanges gradients; "groups": some ranks do not exchange them with the
-    #: others; "parameters": ranks exchange the gradients of some parameters only; "not seen": no
-    #: exchange was seen, but there may be an exchange that capture cannot see.
+    #: "nothing": no rank exchanges gradients. "groups": the ranks form sets, and no gradients are
+    #: exchanged between the sets. "parameters": the gradients of some parameters are not exchanged.
+    #: "not seen": no exchange was recorded, but capture may have missed one.
     kind: str
-    #: Ranks that train together, a tuple per set; ranks that were not recorded are left out.
+    #: Sets of recorded ranks that train together.
     together: tuple[tuple[int, ...], ...]
     #: Bytes of updated parameters whose gradients no rank exchanges; 0 if not known.
     apart_bytes: int
-    #: One to three sentences with the likely reasons.
+    #: What was found, in one to three sentences, with the likely reasons.
     sentence: str
-    #: What to do first.
     advice: str
 
 
 def trained_apart(
     ranks: Sequence[Exchanged], world_size: int, sees_all: bool
 ) -> TrainedApart | None:
-    """Finds ranks or parameters that are trained apart, without an exchange of gradients.
+    """Finds ranks or parameters that are trained without an exchange of gradients.
 
-    None if there are none, or if too little is known to say so.
+    The result is None if there are none, or if too little is known.
 
     Args:
         ranks: what each recorded rank trained and exchanged.
         world_size: number of ranks of the job.
-        sees_all: False if capture cannot see all collectives, for example capture in pure Python.
+        sees_all: False if capture misses some collectives, as capture in pure Python does.
     """
     training = [rank for rank in ranks if rank.trains]
     if world_size < 2 or len(training) < 2:
@@ -98,28 +96,27 @@ def _of_ranks(training: Sequence[Exchanged], together: tuple[tuple[int, ...], ..
         advice = "First find out which process group the gradients are exchanged in."
         return TrainedApart("groups", together, 0, f"{said}.", advice)
     found = [rank.trained.parameter_bytes for rank in training if rank.trained is not None]
-    size = f" of {in_bytes(max(found))}" if found else ""
+    size = f" ({in_bytes(max(found))})" if found else ""
     seen = _seen(training)
     said = (
-        f"The {len(training)} ranks train apart: in {counted(updates, 'update')} none of them "
-        f"exchanged the gradients of its parameters{size} with another{seen}, so each trains a "
-        f"model of its own. {_REASONS}"
+        f"The {len(training)} ranks train apart: in {counted(updates, 'update')}, no rank "
+        f"exchanged the gradients of its parameters{size} with another rank{seen}. So each rank "
+        f"trains a model of its own. {_REASONS}"
     )
     advice = (
         "No gradients are exchanged: wrap the model, and call the wrapper. To see that the ranks' "
         "parameters differ, run the job with `--check-sync 10`. If the ranks are meant to train "
-        "apart, run each as a job of one rank."
+        "apart, run each rank as a job of its own."
     )
     return TrainedApart("nothing", together, max(found, default=0), f"{said}.", advice)
 
 
 def _seen(training: Sequence[Exchanged]) -> str:
-    """Returns a clause on calls that exchanged no gradients but other data; empty if none did."""
     calls: Mapping[str, int] = {}
     for rank in training:
         for each in rank.groups:
             calls = {**calls, each.op: calls.get(each.op, 0) + each.calls}
-    return f" (only small calls of {listed(sorted(calls))})" if calls else ""
+    return f" (there were only small calls of {listed(sorted(calls))})" if calls else ""
 
 
 def _not_seen(
@@ -130,7 +127,7 @@ def _not_seen(
         why = f"the script has loaded {listed(libraries)}, whose communication commprof cannot see"
     said = (
         f"{len(training)} ranks train, but no exchange of gradients between them was seen: {why}. "
-        "What their communication costs is not known."
+        "The cost of their communication is not known."
     )
     return TrainedApart("not seen", together, 0, said, "")
 
@@ -138,7 +135,6 @@ def _not_seen(
 def _of_parameters(
     training: Sequence[Exchanged], together: tuple[tuple[int, ...], ...]
 ) -> TrainedApart | None:
-    """Returns parameters without an exchange of gradients, if other parameters have one."""
     apart = []
     for rank in training:
         trained = rank.trained
@@ -147,18 +143,17 @@ def _of_parameters(
         outside = trained.outside_ddp_bytes
         if trained.ddp_bytes == 0 or outside < _WORTH_A_WORD * trained.parameter_bytes:
             return None
-        # Calls outside of DDP exchanged enough bytes for the gradients of all these parameters, if
-        # the gradients were sent in half precision.
+        # Calls outside of DDP may have exchanged these gradients in half precision.
         if rank.beside_ddp_bytes >= outside / 2:
             return None
         apart.append((outside, trained.parameter_bytes))
     outside, whole = max(apart)
     said = (
-        f"Gradients of {in_bytes(outside)} of the {in_bytes(whole)} of updated parameters are not "
-        "exchanged: no DDP model reduces them, so each rank trains its own copy of these "
-        "parameters. Likely reasons: a module, a head or an embedding is made outside of the "
-        "wrapped model, the inner model was changed after it was wrapped, or parameters were "
-        "frozen when it was wrapped and are trained since"
+        f"The ranks update {in_bytes(whole)} of parameters, but do not exchange the gradients of "
+        f"{in_bytes(outside)} of these parameters. No DDP model reduces these gradients, so each "
+        "rank trains its own copy of the parameters. Likely reasons: a module such as a head or an "
+        "embedding is outside of the wrapped model; the inner model was changed after it was "
+        "wrapped; or parameters were frozen when the model was wrapped, and are trained now"
     )
-    advice = "Wrap the model in DDP only when it holds all trained parameters and none is frozen."
+    advice = "Wrap the model in DDP when it has all trained parameters, and no parameter is frozen."
     return TrainedApart("parameters", together, outside, f"{said}.", advice)

@@ -1,7 +1,7 @@
-"""Steps, calls and waits of each rank as columns, for tables with a row per step, call or wait.
+"""Columns of tables that have a row per step, call or wait of a rank.
 
-A column is an array with a row per step, call or wait. Unknown numbers are NaN, or -1 in columns of
-integers; text is given as codes into a list of names, -1 if unknown.
+Unknown numbers are NaN, or -1 in columns of integers. Text is given as indices into a list of
+names, or -1 if unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from commprof.units import NS_PER_MS
 class Names(NamedTuple):
     """A column of text."""
 
-    #: Row of ``names``; -1 if unknown.
+    #: Index into ``names``; -1 if unknown.
     code: npt.NDArray[np.integer[Any]]
     names: tuple[str, ...]
 
@@ -40,9 +40,10 @@ Columns: TypeAlias = "dict[str, Column]"
 
 
 def step_times(seen: MeasuredWorld, row: int) -> tuple[Ints, Ints]:
-    """Returns when each measured step of the rank in this row of ``seen.ranks`` began and ended.
+    """Returns the begin and the end of each measured step of one rank in ns.
 
-    Times are in ns on rank 0's clock, or on the rank's own if clocks cannot be compared.
+    ``row`` is the index of the rank in ``seen.ranks``. Times are on rank 0's clock, or on the
+    rank's own clock if clocks cannot be compared.
     """
     steps = columns.steps(seen.traces[row])
     chosen = np.isin(steps.index, seen.measured[row].step)
@@ -50,11 +51,10 @@ def step_times(seen: MeasuredWorld, row: int) -> tuple[Ints, Ints]:
 
 
 def wait_columns(seen: MeasuredWorld, row: int, evidence: Evidence) -> Columns:
-    """Returns one rank's waiting, split by step, and by the rank and the activity that caused it.
+    """Returns one rank's waits per step, causing rank and cause.
 
-    The activity is one of the causing rank. There is a row for each part that is not 0. The parts
-    add up to the rank's waiting, except for waits whose origin is not a rank of the job. The
-    columns are empty if ``evidence`` does not support them.
+    The cause is an activity of the causing rank. Waits that no rank of the job caused are left out.
+    The columns are empty if ``evidence`` does not support them.
     """
     part = seen.measured[row]
     rows = slice(None) if evidence.supports(Figure.SPLIT) else slice(0)
@@ -67,7 +67,7 @@ def wait_columns(seen: MeasuredWorld, row: int, evidence: Evidence) -> Columns:
 
 
 def call_columns(seen: MeasuredWorld, evidence: Evidence) -> Iterator[Columns]:
-    """Yields for each of ``seen.ranks`` its calls in the measured steps, in order of issue.
+    """Yields the calls of each rank in the measured steps, in order of issue.
 
     Figures that ``evidence`` does not support are NaN.
     """
@@ -95,7 +95,7 @@ def _kinds(calls: Calls, groups: Sequence[str], trace: Trace) -> Columns:
     dtypes: Sequence[str] = trace.metadata["dtypes"]
     is_barrier = _by_code(calls.op, lambda code: family(op_name(code)) == "barrier")
     is_named = _by_code(calls.dtype, lambda code: code < len(dtypes) and dtypes[code] != "")
-    # If a profiler's recording lacks the data type of a call, it lacks the size too.
+    # If torch's profiler did not record the data type of a call, it did not record the size either.
     unsaid = ~is_named & ~is_barrier & (trace.metadata["capture"] == TORCH_PROFILER)
     has_size = calls.size_bytes > 0
     return {
@@ -140,7 +140,7 @@ def _one_of(names: Sequence[str]) -> Callable[[int], str]:
 
 
 def _named(codes: Ints, name: Callable[[int], str]) -> Names:
-    """Returns the column of these codes' names; a code with an empty name is unknown."""
+    """Returns a column of names, one per code; a code with an empty name is unknown."""
     distinct, row = np.unique(codes, return_inverse=True)
     names = tuple(map(name, distinct.tolist()))
     known = np.array([text != "" for text in names], dtype=np.bool_)

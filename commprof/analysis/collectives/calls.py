@@ -1,16 +1,15 @@
-"""Start, queue, wait and transfer time of each collective that a rank called in a measured step.
+"""Start, queue, wait and transfer time of each collective of the measured steps.
 
-gloo queues collectives: a process group has one queue and a number of threads
-(``ProcessGroupGloo::Options::threads``; the trace records it, and torch's default is 2). A thread
-runs the oldest collective to its end before it begins another. Hence with n threads
+gloo queues the collectives of a process group. A number of threads
+(``ProcessGroupGloo::Options::threads``, 2 by default) serve the queue. A thread takes the oldest
+collective and runs it to its end. Starts are not recorded. With n threads, they follow from the
+recorded issues and ends on the rank:
 
     start_k = max(issue_k, n-th largest end among the collectives issued before k)
 
-per group and rank: until that time all threads were busy. So starts are not measured; they are
-derived from issue and end, which are measured. Point-to-point messages (send, recv) and
-``monitored_barrier`` do not pass through the queue.
+Point-to-point messages (send, recv) and ``monitored_barrier`` do not pass through the queue.
 
-On a device the collectives of a group follow each other on one stream, as with a single thread.
+On a device, the collectives of a group follow each other on one stream, as with a single thread.
 This applies to groups with a collective whose completion was timed by a device event. A group may
 also have a backend for CPU tensors, with a queue of its own.
 """
@@ -55,16 +54,15 @@ from commprof.trace.schema import (
     Phase,
 )
 
-#: torch's default number of threads of a process group, assumed if the trace does not tell it.
+#: torch's default number of threads of a process group, for traces without this number.
 DEFAULT_GLOO_THREADS = 2
-#: Number of streams of a process group on a device.
 DEVICE_STREAMS = 1
 
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
 #: Largest number of threads that is accepted from a trace.
 _MOST_THREADS = 1 << 16
-#: With up to this many threads, starts are computed by array operations over all calls, once per
-#: thread; with more, call by call.
+#: Up to this number of threads, array operations compute the starts. With more threads, a loop over
+#: the calls computes the starts.
 _FEW_THREADS = 32
 _NEVER = np.iinfo(np.int64).max
 
@@ -72,22 +70,16 @@ Mask = npt.NDArray[np.bool_]
 
 
 def start_times(trace: Trace, table: Collectives) -> Ints:
-    """Start of each collective of one rank, in ns; 0 if unknown.
+    """Returns the start of each collective of one rank in ns; 0 if unknown.
 
-    Without device events, starts are unknown for backends whose queue the trace does not describe.
-    If the end of an earlier collective is not known exactly, a start that depends on this end is
-    derived twice, from the earliest and from the latest possible end. If the results differ, the
-    start is unknown.
+    A start is unknown if the trace does not describe the queue. A start is also unknown if it
+    depends on an end that was not recorded exactly.
     """
     return all_start_times([trace], [table])
 
 
 def all_start_times(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
-    """Returns :func:`start_times` of all ranks, one rank after the other.
-
-    The starts of neighbouring ranks are computed together if the ranks have the same queues and
-    equally many calls in each of them.
-    """
+    """Returns :func:`start_times` of all ranks, one rank after the other."""
     parts, bounds = [], [0]
     for _, row in itertools.groupby(zip(traces, tables, strict=True), _queues_of):
         bounds.append(bounds[-1] + len(list(row)))
@@ -99,10 +91,7 @@ def all_start_times(traces: Sequence[Trace], tables: Sequence[Collectives]) -> I
 
 
 def _queues_of(rank: tuple[Trace, Collectives]) -> Hashable:
-    """Returns a key: the starts of ranks with equal keys may be computed together.
-
-    Each rank on a device has a key of its own.
-    """
+    """Returns a key: the starts of ranks with equal keys may be computed together."""
     trace, table = rank
     if trace.device_activity is not None or device_collectives(trace):
         return id(trace)
@@ -111,10 +100,7 @@ def _queues_of(rank: tuple[Trace, Collectives]) -> Hashable:
 
 
 def _host_threads(trace: Trace, group: Group) -> int:
-    """Number of threads of a group's queue of calls on the host; 0 if it is not known.
-
-    The trace has the number only for groups of gloo and of the backend "commprof".
-    """
+    """Returns the number of threads of a group's queue on the host; 0 if unknown."""
     threads = _threads(trace, group)
     # Rows of a gloo group without a name may belong to several different groups.
     if (group.backend == "gloo" and group.name) or threads > 0:
@@ -123,9 +109,9 @@ def _host_threads(trace: Trace, group: Group) -> int:
 
 
 def _starts_at_once(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints | None:
-    """Returns when each call of each rank started; None if the ranks' queues differ in length.
+    """Computes the starts of all ranks together; None if the queues differ in length.
 
-    Computes all ranks together. They must have the same groups and numbers of threads.
+    The ranks must have the same groups and numbers of threads.
     """
     shape = len(tables), len(tables[0])
     op, number, issue, end, exact, failed = (
@@ -175,9 +161,9 @@ def _starts_of(trace: Trace, table: Collectives) -> Ints:
 
 
 def _starts_in_queue(exact: Mask, issue: Ints, end: Ints, failed: Mask, threads: int) -> Ints:
-    """Starts of the calls of queues with this number of threads; 0 if unknown.
+    """Returns when each call of one or several queues started; 0 if unknown.
 
-    Along the last axis of each column are the calls of one queue, in order.
+    The last axis of each column runs over the calls of one queue, in order.
     """
     earliest = fifo_starts(issue, np.where(exact, end, issue), threads)
     latest = earliest
@@ -186,8 +172,7 @@ def _starts_in_queue(exact: Mask, issue: Ints, end: Ints, failed: Mask, threads:
         if threads == 1:  # calls end in the order of issue, except for a call that gloo refused
             bound = np.minimum.accumulate(bound[..., ::-1], axis=-1)[..., ::-1]
         latest = fifo_starts(issue, np.where(exact, end, bound), threads)
-    # Ends are recorded a little late, so that a derived start may be later than the collective's
-    # own end.
+    # Ends are recorded a little late, so a derived start may be later than the call's own end.
     earliest = np.where(exact, np.minimum(earliest, np.maximum(end, issue)), earliest)
     latest = np.where(exact, np.minimum(latest, np.maximum(end, issue)), latest)
     starts: Ints = np.where(earliest == latest, earliest, 0)
@@ -195,16 +180,15 @@ def _starts_in_queue(exact: Mask, issue: Ints, end: Ints, failed: Mask, threads:
 
 
 def assumes_threads(trace: Trace) -> bool:
-    """True if a gloo group of several ranks has an unknown, hence assumed, number of threads."""
+    """True if a gloo group of several ranks has an unknown number of threads."""
     groups = (group for group in trace.groups.values() if group.backend == "gloo")
     return any(group.size > 1 and _threads(trace, group) == 0 for group in groups)
 
 
 def _threads(trace: Trace, group: Group) -> int:
-    """Number of threads of a group according to the trace; 0 if unknown, or if the group has none.
+    """Returns the number of threads that the trace gives for a group; 0 if there is none.
 
-    The trace lists the numbers by c10d's names of the groups. A group on devices may have a part
-    for CPU tensors, which has threads.
+    If a group on devices has a part for CPU tensors, only this part has threads.
     """
     name = group.name.removesuffix(f":{group.backend}")
     threads = trace.metadata.get("gloo_threads", {}).get(name, 0)
@@ -217,7 +201,6 @@ def _threads(trace: Trace, group: Group) -> int:
 
 
 def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
-    """True for device collectives of groups in which a device event timed at least one of them."""
     records = trace.records
     ends = columns.of_kind(records, Kind.END)
     on_device = ends["flags"] & FLAG_DEVICE_TIME != 0
@@ -230,19 +213,19 @@ def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
 
 
 def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
-    """Start times in a queue that is served in order by a number of threads.
+    """Returns the start times in a queue that a number of threads serve in order.
+
+    With up to 32 threads, the arrays may hold several queues: the last axis runs over the calls of
+    one queue.
 
     Args:
-        issue_ns: issue of each collective, in the order of the queue. With up to 32 threads, the
-          array may hold several queues; its last axis then runs along the calls of one queue.
+        issue_ns: issue of each collective, in the order of the queue.
         end_ns: completion of each collective; completions may be in another order.
-        threads: at least 1.
+        threads: number of threads, at least 1.
     """
     if threads > _FEW_THREADS:
         return _fifo_starts(issue_ns, end_ns, threads)
-    # Round k leaves in ``before``, per call, the k-th largest end among the calls before it.
-    # The smaller of this end and the call's entry in ``latest`` (at first its own end) becomes the
-    # call's entry for the next round.
+    # After round k, ``before`` holds for each call the k-th largest end among the calls before it.
     latest = end_ns
     for _ in range(threads):
         before = np.zeros_like(latest)
@@ -254,8 +237,7 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
 
 
 def _fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
-    """Computes :func:`fifo_starts` for many threads, call by call."""
-    latest = [0] * threads  # a heap of the latest ends so far, the earliest of them first
+    latest = [0] * threads  # a heap of the latest ends so far
     starts = np.empty(len(issue_ns), dtype=np.int64)
     for k, (issue, end) in enumerate(zip(issue_ns.tolist(), end_ns.tolist(), strict=True)):
         starts[k] = max(issue, latest[0])
@@ -270,8 +252,7 @@ Floats = npt.NDArray[np.float64]
 class CallTimes(FieldGroup):
     """Times of calls in nanoseconds; NaN if unknown.
 
-    For a failed call only the exposed time is known: the call ended when its error occurred, not
-    when a transfer was complete.
+    For a failed call, only the exposed time is known.
     """
 
     #: Time from issue to completion.
@@ -281,8 +262,7 @@ class CallTimes(FieldGroup):
     transfer_ns: Floats
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
-    #: Transfer of all ranks: from the last start on any rank to the last completion on any rank;
-    #: the same on all ranks.
+    #: Time from the last start to the last completion among all ranks; equal on all ranks.
     common_transfer_ns: Floats
 
 
@@ -292,29 +272,25 @@ class Calls:
 
     rank: Narrow
     op: Ints
-    #: Index of the process group, common to all ranks; -1 if the group is not described.
+    #: Index of the process group, equal on all ranks; -1 if the group is not described.
     group: Ints
-    #: Ranks in the group.
     group_size: Ints
     dtype: Ints
     reduce_op: Ints
     #: Size as nccl-tests counts it, see :mod:`traffic`.
     size_bytes: Ints
-    #: Code of the phase in which the call was issued.
     phase: Ints
-    #: Id of the issuing stack in the rank's own trace; 0 if there is none.
+    #: Id of the call's stack in the rank's own trace; 0 if there is no stack.
     stack: Ints
     times: CallTimes
-    #: True if the call ended with an error.
     failed: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """Number of calls."""
         return len(self.op)
 
     @property
     def algbw_gb_per_s(self) -> Floats:
-        """Size / (last completion - last start); NaN for calls without data."""
+        """Size divided by the time of ``common_transfer_ns``; NaN for calls without data."""
         with np.errstate(invalid="ignore", divide="ignore"):
             bytes_per_ns = self.size_bytes / self.times.common_transfer_ns
         return np.where(self.size_bytes > 0, bytes_per_ns, np.nan)
@@ -354,8 +330,8 @@ def calls_of(
             return repeated(column[0], count)
         return column[chosen]
 
-    # Joined columns of all ranks are large. So each column is cut as soon as it is joined, and few
-    # whole columns are held at a time.
+    # Joined columns of all ranks are large. To save memory, each column is cut as soon as it is
+    # joined.
     exposed, phase, stack = cut(exposed), cut(phase), cut(stack)
     times, issue = _Times.of(traces, tables), joined(tables, "issue_ns")
     failed = joined(tables, "failed")
@@ -391,7 +367,7 @@ def calls_of(
 class _Times:
     """Columns of the joined tables of all ranks; times are in ns, and 0 if unknown.
 
-    ``exact`` is True if the end was recorded exactly; it is False for a failed call.
+    ``exact`` is False for an end that was not recorded exactly, and for a failed call.
     """
 
     start: Ints
@@ -416,13 +392,10 @@ def _apart(
     times: _Times,
     chosen: npt.NDArray[np.bool_],
 ) -> tuple[Floats, Floats, Floats]:
-    """Returns for each chosen row, in ns: its wait, its transfer, and the transfer of all ranks.
+    """Returns the wait, transfer and common transfer of each chosen call in ns; NaN if unknown.
 
-    NaN if unknown.
-
-    The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
-    this last start until the row's end. The transfer of all ranks lasts from the last start on any
-    rank to the last end on any rank; a point-to-point message ends when its receive ends.
+    The wait lasts from the call's start until the last awaited rank starts. The transfer lasts from
+    then until the call's end. A point-to-point message ends when its receive ends.
     """
     awaited = last_awaited(matching, traces, tables, times.start)
     awaited_ns = matching.times_at(times.start, awaited)
@@ -449,8 +422,8 @@ def _in_their_ranks(
 ) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
     """Returns four columns with a row per collective of some ranks.
 
-    The columns are: True if the collective was issued in a measured step; ``CallTimes.exposed_ns``;
-    ``Calls.phase``; ``Calls.stack``.
+    The first column is True for a collective of a measured step. The other columns are
+    ``CallTimes.exposed_ns``, ``Calls.phase`` and ``Calls.stack``.
     """
     waits = tables_of(traces, exposures_of)
     first_call, first_wait = (firsts_of(rows) for rows in (tables, waits))
@@ -483,22 +456,20 @@ def phases_of(trace: Trace, table: Collectives) -> Ints:
 
 
 def _phases_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
-    """Returns :func:`phases_of` of some ranks, joined."""
     in_phase = _phases_at(traces, tables)
     if any(trace.recorded is not None and trace.recorded.phase is not None for trace in traces):
         first = firsts_of(tables)[1:-1]
         for trace, table, part in zip(traces, tables, np.split(in_phase, first), strict=True):
             if trace.recorded is not None and trace.recorded.phase is not None:
                 part[:] = trace.recorded.phase[table.op_id - 1]
-    # The collectives of a backward pass are of backward whenever they were issued: on a device, the
-    # stream may be ready for one of them before the phase begins.
+    # Collectives of a backward pass count as backward. On a device, their time of issue may be
+    # before the phase.
     return np.where(joined(tables, "graph_task") >= 0, int(Phase.BACKWARD), in_phase)
 
 
 def _measured(
     traces: Sequence[Trace], measured: Ints | None, time_ns: Ints, first: Ints
 ) -> npt.NDArray[np.bool_]:
-    """True for times in a measured step; ``first``: index of each rank's first time."""
     if measured is None:
         return np.ones(len(time_ns), dtype=np.bool_)
     steps, first_step = steps_of_ranks(traces, measured)
@@ -506,14 +477,14 @@ def _measured(
 
 
 def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
-    """Returns the number of the measured step that contains each time; -1 outside of all."""
+    """Returns the number of the measured step at each time; -1 outside of measured steps."""
     chosen = steps.numbered(measured)
     row = row_containing(chosen.begin_ns, chosen.end_ns, time_ns)
-    return np.append(chosen.index, -1)[row]  # outside of all steps, row -1 selects -1
+    return np.append(chosen.index, -1)[row]  # row -1 selects -1
 
 
 def _phases_at(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
-    """Phase of each rank's training thread when it issued each call; OTHER outside of phases."""
+    """Returns the training thread's phase at each call; OTHER outside of phases."""
     phases = tables_of(traces, columns.phases)
     rank = ranks_of(firsts_of(phases))
     thread = training_threads(traces)

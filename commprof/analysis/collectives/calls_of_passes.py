@@ -1,7 +1,7 @@
-"""Calls of forward and backward passes that only some ranks of a group run.
+"""Advice on mismatched calls that belong to a forward or backward pass.
 
-If ranks differ in a call that a model's pass issues, the cause is seldom at the call: a rank runs a
-pass that the others do not run, or leaves one out.
+If ranks differ in a call of a model's pass, the call itself is seldom wrong. Usually a rank runs a
+pass that the other ranks do not run, or leaves out a pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BROADCAST, _GATHERS = codes_of("broadcast"), codes_of("all_gather")
 
 
 def pass_of(trace: Trace, table: Collectives, row: int) -> str:
-    """Returns the pass that issued a call: FORWARD or BACKWARD; empty for neither or not known."""
+    """Returns FORWARD or BACKWARD if such a pass issued a call; otherwise empty text."""
     if trace.recorded is not None:
         return ""
     if table.graph_task[row] >= 0:
@@ -45,17 +45,17 @@ def pass_of(trace: Trace, table: Collectives, row: int) -> str:
     for phase, name in ((Phase.BACKWARD, BACKWARD), (Phase.FORWARD, FORWARD)):
         if (inside & among(phases.key, phase)).any():
             return name
-    # The phase of a rank that was killed in its forward pass has no end.
+    # If a rank was killed in its forward pass, the phase has no end.
     frames = _frames(trace, table, row)
     return FORWARD if _by_ddp(frames) or _before_fsdp_forward(frames) else ""
 
 
 def by_another_thread(trace: Trace, table: Collectives, row: int) -> bool:
-    """True if no pass issued a call, and its thread runs none of the rank's steps and phases.
+    """True if a thread other than the training thread issued a call, outside of passes.
 
-    The thread alone does not tell: a backward pass on a device issues its calls in a thread of
-    autograd, while the script waits. False if the rank has neither a step nor a phase, or if
-    another profiler recorded it.
+    A backward pass on a device issues its calls in a thread of autograd, so calls of passes do not
+    count. False if the rank has neither a step nor a phase, or if another profiler recorded the
+    rank.
     """
     threads = np.concatenate([columns.steps(trace).thread, columns.phases(trace).thread])
     is_other = len(threads) > 0 and not (threads == table.thread[row]).any()
@@ -65,13 +65,11 @@ def by_another_thread(trace: Trace, table: Collectives, row: int) -> bool:
 def library_of(trace: Trace, table: Collectives, row: int) -> str:
     """Returns what issued a call of a forward pass: DDP, or the library that shards the model.
 
-    DDP sends its buffers, and a sharded model gathers its parameters. The frames of the call tell
-    which of them it was. If the call has no frames, the answer depends on which kinds of models the
-    rank is known to have trained. This also holds for an all-gather without frames of FSDP.
+    The frames of the call show this. Without such frames, the result follows from the kinds of
+    models that the rank trained.
 
     Returns:
-        DDP or SHARDED; empty if neither issued the call, as for layers that communicate
-        themselves, or if this is not known.
+        DDP or SHARDED; empty if neither issued the call, or if this is unknown.
     """
     frames, trained = _frames(trace, table, row), trained_by(trace.metadata)
     op = table.op[row : row + 1]
@@ -94,7 +92,6 @@ def _by_ddp(frames: Sequence[str]) -> bool:
 
 
 def _before_fsdp_forward(frames: Sequence[str]) -> bool:
-    """True if FSDP gathers a unit's parameters because its forward pass begins."""
     return any(_FSDP in frame and frame.endswith(f" {_GATHERS_UNIT}") for frame in frames)
 
 
@@ -107,10 +104,10 @@ def advice(
     """Returns advice if only some ranks run a pass, or if ranks run different parts of a model.
 
     Args:
-        passes: by rank, the pass that issued its call; empty text for none.
-        lines: by rank, the line at which it issued its call, as far as known.
+        passes: for each rank, the pass that issued its call; empty text if no pass issued the call.
+        lines: for each rank, the line that issued its call, if it is known.
         library: what issued the call in a forward pass, see :func:`library_of`.
-        told: the ranks that are known to differ from the others; empty if none is known.
+        told: the ranks that are known to differ from the other ranks.
 
     Returns:
         One or two sentences; empty if no such advice applies.
@@ -135,35 +132,33 @@ def advice(
         )
     if library == SHARDED:
         return (
-            f"{said}. All ranks must run the passes of a sharded model, and take part in all that "
-            "gathers it, such as a full state dict."
+            f"{said}. All ranks must run the passes of a sharded model. All ranks must also take "
+            "part when its parameters are gathered, for example for a full state dict."
         )
     return (
-        f"{said}. Let all ranks run that pass, or none of them: it makes a call that all ranks of "
-        "the group must make, as SyncBatchNorm and mixtures of experts do."
+        f"{said}. Let all ranks run this pass, or let no rank run it. The pass makes a call that "
+        "all ranks of the group must make. SyncBatchNorm and mixtures of experts make such calls."
     )
 
 
 def advice_on_threads(ranks: Sequence[int], others: Sequence[int]) -> str:
-    """Returns advice for a call that a thread beside the training thread issued, on some ranks."""
+    """Returns advice for a call that another thread issued on some of the ranks."""
     return (
-        f"On {named_ranks(ranks)} a thread beside the training thread issued the call, but not on "
-        f"{named_ranks(others)}: calls of several threads in one group have no common order. Give "
-        "that thread a group of its own, made with torch.distributed.new_group()."
+        f"A thread other than the training thread issued the call on {named_ranks(ranks)}, but not "
+        f"on {named_ranks(others)}. Calls of several threads in one group have no common order. "
+        "Give the other thread a group of its own, made with torch.distributed.new_group()."
     )
 
 
 def _why(running: Sequence[int], others: Sequence[int], told: Collection[int]) -> str:
-    """Says what may have gone wrong if some ranks run a backward pass and the others do not."""
     if told and {*told} <= {*running}:
         run = "run" if len(running) > 1 else "runs"
-        return f"{named_ranks(running)} left out the others' call, or {run} a pass too many"
+        return f"{named_ranks(running)} left out a call of the other ranks, or {run} an extra pass"
     own = "their own" if len(others) > 1 else "its own"
     return f"{named_ranks(others)} made a call of {own}, left out a batch, or left a loop early"
 
 
 def _of_parts(ranks: Iterable[int], lines: Mapping[int, str]) -> str:
-    """Returns advice if all ranks gather parameters in forward passes, but at different lines."""
     by_line: dict[str, list[int]] = {}
     for rank in sorted(ranks):
         by_line.setdefault(lines.get(rank, ""), []).append(rank)
@@ -173,8 +168,8 @@ def _of_parts(ranks: Iterable[int], lines: Mapping[int, str]) -> str:
     where = listed([f"{named_ranks(ranks)} at {line}" for line, ranks in parts])
     return (
         f"Ranks run different parts of sharded models: {where}. All ranks must run the same parts "
-        "in the same order: let all run what only some need, with zeros where a rank has nothing "
-        "for it."
+        "in the same order. If only some ranks need a part, let the other ranks run the part with "
+        "zeros."
     )
 
 

@@ -22,7 +22,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, run_of
 from commprof.trace.schema import Kind
 
-#: ``Communication.no_ddp`` if DDP exchanges nothing, neither itself nor by a communication hook.
+#: Value of ``Communication.no_ddp`` if no DDP model exchanges gradients.
 NO_DDP_MODEL: Final = "no DDP model exchanged gradients in this run"
 
 
@@ -30,11 +30,11 @@ NO_DDP_MODEL: Final = "no DDP model exchanged gradients in this run"
 class Communication(FieldGroup):
     """Collectives, traffic and exchange of parameters at one world size."""
 
-    #: Number of measured steps whose calls are counted here; in a long run, these are a sample.
+    #: Number of measured steps whose calls are counted. In a long run, this is a sample of the
+    #: steps.
     call_steps: int
-    #: Kinds of collectives, the most exposed time first.
+    #: The kind with the most exposed time comes first.
     collectives: tuple[CollectiveRow, ...] = ()
-    #: Times in flight per operation.
     times_in_flight: tuple[TimeInFlight, ...] = ()
     #: Sorted by scheme and bucket; empty without a compressor.
     compression: tuple[CompressionRow, ...] = ()
@@ -42,12 +42,11 @@ class Communication(FieldGroup):
     host_links: HostLinks | None = None
     #: None if no parameters are sharded.
     sharding: Sharding | None = None
-    #: A clause that says why no DDP model exchanged its gradients by DDP's own all-reduce; empty if
-    #: a DDP model did, or if another profiler recorded the run. Trials (runs with other settings)
-    #: change only this all-reduce.
+    #: A clause that says why DDP's own all-reduce exchanged no gradients. Empty if this all-reduce
+    #: exchanged gradients, or if another profiler recorded the run.
     no_ddp: str = ""
     #: Ranks or parameters that are trained without an exchange of gradients; None if there are
-    #: none, or if too little is known to say so.
+    #: none, or if too little is known.
     apart: TrainedApart | None = None
 
     def supported(self, evidence: Evidence) -> Communication:
@@ -79,7 +78,7 @@ def communication(run: WorldRun, seen: MeasuredWorld) -> Communication:
 
 
 def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
-    """Returns ``Communication.apart``; None if records are missing that may show an exchange."""
+    """Returns ``Communication.apart``; None if missing records may hide an exchange."""
     if seen.whole is not None or any(trace.dropped for trace in seen.recorded):
         return None
     by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
@@ -88,7 +87,6 @@ def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
 
 
 def _no_ddp(traces: Sequence[Trace]) -> str:
-    """Returns ``Communication.no_ddp``, from what the ranks recorded."""
     sources = [trace.metadata.get("cross_check_sources", {}) for trace in traces]
     logs = [log for each in sources for log in each.get("ddp_logs", ())]
     own = [str(log.get("own_exchange") or "") for log in logs if isinstance(log, dict)]
@@ -97,10 +95,10 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     trained = [trained_by(trace.metadata) for trace in traces]
     is_sharded = any(of_rank is None or of_rank.sharded for of_rank in trained)
     if all(map(trained_no_ddp, traces)) and not is_sharded:
-        # Records of finalisations (see ``columns.finalizations``) do not prove that there is DDP:
-        # backward passes in which the script itself exchanges gradients have them too.
+        # Finalisations (see ``columns.finalizations``) do not prove that there is DDP. A backward
+        # pass in which the script itself exchanges gradients has finalisations too.
         return NO_DDP_MODEL
-    # Ranks are looked at only until one has finalisations: in most runs, the first one has.
+    # In most runs, the first rank has finalisations. Then the other ranks are not read.
     by_ddp = map(columns.finalizations, traces)
     buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)
     if any(map(len, by_ddp)) or any(map(len, buckets)):

@@ -27,14 +27,13 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True)
 class BucketTimes(FieldGroup):
-    """Medians of the times of one bucket."""
+    """Median times of one bucket."""
 
-    #: Time for which the bucket's gradients were ready, but the compressor's thread was busy with
-    #: an earlier bucket.
+    #: Time from when the bucket's gradients are ready until the compressor begins.
     queue_ms: float
     encode_ms: float
-    #: Transfer, and waiting for the other ranks to send; overlaps the other stages if a bucket is
-    #: sent in pieces.
+    #: Time of the transfer, including the wait for other ranks. This time overlaps the other stages
+    #: if a bucket is sent in pieces.
     exchange_ms: float
     reduce_ms: float
     decode_ms: float
@@ -51,12 +50,12 @@ class BucketTimes(FieldGroup):
 class BucketBytes(FieldGroup):
     """Mean bytes per call of one bucket."""
 
-    #: Size of a rank's encoded gradients; the next field is the size of all that the rank sends to
-    #: other ranks.
+    #: Size of a rank's encoded gradients.
     payload_bytes: float
+    #: All bytes that the rank sends to other ranks.
     wire_bytes: float
-    #: Bytes that a ring all-reduce in fp32 among the model's ranks sends, divided by
-    #: ``wire_bytes``; NaN if the model is on one rank.
+    #: Bytes of a ring all-reduce in fp32, divided by ``wire_bytes``; NaN if the model is on one
+    #: rank.
     ratio: float
 
     @property
@@ -67,16 +66,17 @@ class BucketBytes(FieldGroup):
 
 @dataclass(frozen=True)
 class BucketErrors(FieldGroup):
-    """Means over the calls of one bucket whose error was measured; NaN if there are none."""
+    """Mean errors of one bucket over the calls; NaN if no error was measured."""
 
-    #: Three figures: L2 norm of the error divided by that of the encoder's input; cosine between
-    #: this input and the values that were sent; norm of the residual divided by that of the
-    #: gradient.
+    #: L2 norm of the error, divided by the norm of the encoder's input.
     relative_error: float
+    #: Cosine of the angle between the encoder's input and the sent values.
     cosine: float
+    #: Norm of the residual, divided by the norm of the gradient.
     residual_ratio: float
-    #: Fraction of the values that became 0; the next field is the fraction that was clipped.
+    #: Fraction of the values that became 0.
     zeroed: float
+    #: Fraction of the values that were clipped.
     saturated: float
 
 
@@ -89,12 +89,12 @@ class CompressionRow:
     bucket: int
     #: Size of the bucket's fp32 gradients.
     gradient_bytes: int
-    #: Calls by all ranks in the measured steps.
+    #: Number of calls of all ranks in the measured steps.
     calls: int
     times: BucketTimes
     sent: BucketBytes
     errors: BucketErrors
-    #: Calls in which some rank's gradients were not finite.
+    #: Number of calls in which a rank's gradients were not finite.
     non_finite: int
 
 
@@ -105,12 +105,11 @@ class _Calls:
     scheme: npt.NDArray[np.str_]
     bucket: Ints
     size: Ints
-    #: ``[time, call]``; the times are queue, the stages of ``STAGES``, and done, as in
-    #: ``BucketTimes``.
+    #: ``[time, call]``; the times have the order of ``BucketTimes``.
     times_ns: Ints
     payload: Ints
     wire: Ints
-    #: Bytes that a ring all-reduce in fp32 sends.
+    #: Bytes of a ring all-reduce in fp32.
     ring: Floats
     quality: Floats
     non_finite: npt.NDArray[np.bool_]
@@ -119,7 +118,7 @@ class _Calls:
 def compression_rows(
     traces: Sequence[Trace], measured_steps: Ints, world_size: int
 ) -> tuple[CompressionRow, ...]:
-    """Returns a row per compression scheme and bucket in measured steps; empty if there is none."""
+    """Returns a row per compression scheme and bucket; empty without compressed buckets."""
     sending = [trace for trace in traces if len(columns.of_kind(trace.records, Kind.COMPRESSION))]
     if not sending:
         return ()
@@ -200,7 +199,6 @@ def _about_scheme(
 
 
 def _calls(trace: Trace, measured_steps: Ints, world_size: int) -> _Calls:
-    """One rank's compressed buckets of the measured steps."""
     done, buckets, steps = compressions(trace), columns.buckets(trace), columns.steps(trace)
     row = row_of(done.op_id, buckets.op_id)
     inside = row >= 0

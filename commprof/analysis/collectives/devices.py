@@ -1,18 +1,19 @@
 """Kernel times per step of each rank's device, and telemetry of each rank's GPU.
 
-Kernel times are known for recordings that hold a device's kernels. If no communication kernels
+Kernel times are known if the recording holds a device's kernels. Communication is the time in which
+at least one communication kernel ran. Compute is the time in which at least one other kernel ran.
+Copies is the time in which copies or fills of memory ran, but no compute and no exposed
+communication. So
+
+    exposed communication + compute + copies + idle = step
+
+A communication kernel waits until the last rank has begun, and transfers from then on. If it is
+unknown when the last rank began, the kernel's time is unsplit. If communication kernels do not
 overlap each other,
 
-    communication = wait + transfer + unsplit = exposed + hidden
-    exposed + compute + copies + idle = step
+    communication = wait + transfer + unsplit
 
-A communication kernel is ``wait`` until the last rank has begun and ``transfer`` from then on, or
-``unsplit`` if it is not known when the last rank began.
-
-Kernels of several streams may run at once: communication, compute and busy are the times in which
-at least one communication kernel, at least one other kernel, or any kernel ran. Copies is the time
-in which copies or fills of memory ran, but no compute and no exposed communication. The rules are
-in :mod:`commprof.trace.device_activity`.
+The rules are in :mod:`commprof.trace.device_activity`.
 
 Telemetry is the utilisation, clock, power and throttling that NVML reported during capture.
 """
@@ -48,16 +49,17 @@ class KernelTimes:
     compute_ms: float
     #: Time in which any kernel ran.
     busy_ms: float
-    #: Time in which neither kernels nor copies nor fills of memory ran.
+    #: Time without kernels, copies and fills of memory.
     idle_ms: float
-    #: This and the next two fields are sums over the communication kernels, which may overlap on
-    #: several streams: time until the last rank had begun; time from then to the end; and time of
-    #: kernels for which it is not known when the last rank began. The first two are NaN if they are
-    #: known for no kernel.
+    #: Time of communication kernels until the last rank had begun, summed over kernels that may
+    #: overlap; NaN if unknown.
     wait_ms: float
+    #: Time of communication kernels after the last rank had begun, as a sum like ``wait_ms``; NaN
+    #: if unknown.
     transfer_ms: float
+    #: Time of communication kernels for which the last rank's begin is unknown.
     unsplit_ms: float
-    #: Time in which copies or fills ran, but no other kernel and no exposed communication.
+    #: Time in which copies or fills of memory ran, but no compute and no exposed communication.
     copies_ms: float
 
 
@@ -83,7 +85,6 @@ def kernel_times(
 
 
 def _of_rank(trace: Trace, calls: CallTimes, measured: Ints) -> KernelTimes:
-    """Returns the kernel times of a rank whose calls took these times."""
     steps, ran = columns.steps(trace), device_times(trace)
     chosen = is_in(steps.index, measured)
     count = int(chosen.sum())
@@ -117,15 +118,15 @@ class DeviceTelemetry:
     """Telemetry of one GPU over all samples; NaN for figures that the driver did not report."""
 
     samples: int
-    #: Percentage of the time in which any kernel ran; a waiting kernel of NCCL also counts as
-    #: running.
+    #: Percentage of the time in which any kernel ran. A waiting kernel of NCCL counts as running.
     utilisation_percent: float
     sm_clock_mhz: float
     least_sm_clock_mhz: float
     power_w: float
     #: Largest memory use by all processes on this GPU.
     memory_used_bytes: float
-    #: By reason: fraction of samples in which the reason limited the clock; empty if not reported.
+    #: For each reason, the fraction of samples in which the reason limited the clock; empty if not
+    #: reported.
     limited: Mapping[str, float]
 
 

@@ -1,12 +1,11 @@
-"""Use of the links between hosts, from the records and from the interfaces' own counters.
+"""Use of the links between hosts, from the records and from the interfaces' counters.
 
     Gbit/s in flight = bytes of the measured steps * 8 / time in which a collective was in flight
     Gbit/s of the step = the same bytes * 8 / length of these steps
 
-Bytes are payload that gloo's algorithms send to other hosts (`traffic`), from the sizes of
-the recorded collectives. The counters include headers and other traffic, and span the whole
-capture, so they are compared with the bytes of all recorded collectives, not only of those in the
-measured steps.
+Bytes are the payload that gloo sends to other hosts, computed from the recorded collectives
+(`traffic`). The counters span the whole capture, so they are compared with the bytes of all
+recorded collectives. The counters also include headers and other traffic.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from commprof.trace.ranks import firsts_of, joined, lengths_of, ranks_of, rows_c
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_s
 
-#: Counted and recorded bytes agree if they differ by at most this fraction of the recorded bytes,
-#: apart from headers and acknowledgements.
+#: Counted and recorded bytes agree if they differ by at most this fraction, apart from headers and
+#: acknowledgements.
 SAME_LINK_BYTES = 0.02
 #: Bytes of TCP acknowledgements per byte of headers: a host acknowledges every second segment with
 #: a segment that has only headers.
@@ -48,28 +47,26 @@ _ACKNOWLEDGED = 0.5
 class HostLinks:
     """Use of the links between hosts at one world size; figures per host are means over hosts."""
 
-    #: Number of hosts that had ranks.
     hosts: int
     #: Interfaces that lead to the other hosts.
     interfaces: tuple[str, ...]
     #: Bytes sent per host and measured step.
     step_bytes: float
-    #: Rate of one host's outgoing link while it had a collective in flight, waiting included.
+    #: Rate of one host's outgoing link while the host had a collective in flight.
     in_flight_gbit_per_s: float
     #: Rate of one host's outgoing link over the whole step.
     step_gbit_per_s: float
-    #: Bytes sent by all hosts over the whole capture, according to records; the next field has
-    #: them according to interfaces.
+    #: Bytes that all hosts sent during capture, according to the records.
     recorded_bytes: float
+    #: Bytes that all hosts sent during capture, according to the interfaces' counters.
     counted_bytes: float
     #: Reason why a figure is missing; empty if none is missing.
     note: str
-    #: Header bytes per payload byte of full segments, largest value over the interfaces; NaN if
-    #: unknown. An interface with offload, which accepts more than a segment at once, may count
-    #: fewer headers.
+    #: Header bytes per payload byte of full TCP segments, as the largest value of all interfaces;
+    #: NaN if unknown. An interface with segmentation offload may count fewer headers.
     header_share: float = math.nan
-    #: Interfaces that exist on every host, carried nearly nothing there, and are rated no slower
-    #: than the interface in use.
+    #: Interfaces that every host has and hardly uses, although their rated speed is at least that
+    #: of the interface in use.
     idle: tuple[str, ...] = ()
 
     @property
@@ -83,10 +80,9 @@ class HostLinks:
     def agrees(self) -> bool | None:
         """True if counted bytes differ from recorded bytes by no more than expected.
 
-        A difference of up to 2 % of the recorded bytes is expected. If more bytes were counted than
-        recorded, the limit is higher: 2 % plus the share of headers and TCP acknowledgements, which
-        is 1.5 times ``header_share``. None if ``difference`` is unknown, or is above 2 % while
-        ``header_share`` is unknown.
+        A difference of 2 % is always accepted. If more bytes were counted than recorded, 1.5 times
+        ``header_share`` is added to this limit, for headers and TCP acknowledgements. None if a
+        needed figure is unknown.
         """
         if math.isnan(self.difference):
             return None
@@ -155,7 +151,6 @@ def host_links(world_size: int, seen: MeasuredWorld) -> HostLinks | None:
 def _by_host(
     ranks: Sequence[Observed], places: Sequence[Host | None]
 ) -> dict[Host, list[Observed]]:
-    """Returns the ranks on each host, without ranks whose host is unknown."""
     found: dict[Host, list[Observed]] = {}
     for rank, place in zip(ranks, places, strict=True):
         if place is not None:
@@ -164,7 +159,7 @@ def _by_host(
 
 
 def _witness(members: Sequence[Observed]) -> Trace:
-    """Returns the first trace with the counters that a host's ranks share, or else any trace.
+    """Returns a host's first trace with counters, or else the host's first trace.
 
     The trace of a killed rank has no counters.
     """
@@ -174,20 +169,20 @@ def _witness(members: Sequence[Observed]) -> Trace:
 
 def _problem(world_size: int, ranks: Sequence[Observed], places: Sequence[Host | None]) -> str:
     if len(ranks) < world_size:
-        return "not all ranks left a trace"
+        return "some ranks left no trace"
     if unknown := unknown_hosts([rank.trace for rank in ranks], places):
         return unknown
     if any(group.backend != "gloo" for rank in ranks for group in rank.trace.groups.values()):
-        return "which rank sends to which is known only for the backend gloo"
+        return "the receivers of each rank's bytes are known only for the backend gloo"
     if any(rank.trace.summary is not None for rank in ranks):
         return "always-on mode kept no record of some collectives"
     return ""
 
 
 def _sent_in_steps(seen: MeasuredWorld, sent: npt.NDArray[np.float64]) -> dict[int, float]:
-    """Returns for each rank the bytes that it sends to other hosts in its measured steps.
+    """Returns the bytes that each rank sends to other hosts in its measured steps.
 
-    ``sent``: bytes to other hosts of each collective, for the tables of all ranks joined.
+    ``sent``: bytes that each collective of all ranks sends to other hosts.
     """
     marks = tables_of(seen.traces, columns.steps)
     index, begin_ns, end_ns = (joined(marks, name) for name in ("index", "begin_ns", "end_ns"))
@@ -202,14 +197,14 @@ def _sent_in_steps(seen: MeasuredWorld, sent: npt.NDArray[np.float64]) -> dict[i
 
 
 def _rates(members: Sequence[Observed], sent: dict[int, float]) -> tuple[float, float, float]:
-    """Returns one host's bytes sent per step, rate in flight, and rate over the whole step.
+    """Returns one host's bytes per step, and its rates in Gbit/s in flight and over the step.
 
-    ``members`` are the ranks on the host. ``sent`` holds, for each rank, the bytes that it sends to
-    other hosts in its measured steps. Rates are in Gbit/s. The rate in flight is over the time in
-    which a collective was in flight. A figure is NaN if unknown.
+    A figure is NaN if unknown. ``sent``: bytes that each rank sends to other hosts in its measured
+    steps.
     """
     total_bytes = sum(sent[rank.trace.rank] for rank in members)
-    # A host's link is taken to be in use while a collective is in flight on one of its ranks.
+    # The link counts as in use while the rank with the longest time in flight has a collective in
+    # flight.
     flight_s = max(ns_to_s(rank.total_ns("in_flight")) for rank in members)
     wall_s = max(ns_to_s(rank.total_ns("wall")) for rank in members)
     steps = len(members[0].parts.step)

@@ -8,10 +8,11 @@ NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
     wait:      from then until the last rank has begun to run the collective
     transfer:  from then until the collective completes on this rank
 
-c10d does not negotiate: an early rank waits inside the collective. Horovod's wait is for data that
-the GPU still computes, commprof's is for the last rank to begin. The parts add up to the time from
-issue to completion. The report's table of collectives splits this time differently: there, queue is
-the time from issue to the start on this rank, and wait is from this start to the last rank's start.
+Two parts differ from Horovod's parts. c10d does not negotiate: an early rank waits inside the
+collective. Horovod's wait is for data from the GPU; commprof's wait is for the last rank to begin.
+
+The report's table of collectives splits the time differently: queue is the time from issue to the
+start on this rank, and wait is the time from this start to the last rank's start.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def times_in_flight(
     )
 
 
-#: Value of ``negotiate_ns`` if the time in flight cannot be split: ``transfer_ns`` is then the
+#: Value of ``negotiate_ns`` if the time in flight cannot be split. Then ``transfer_ns`` is the
 #: whole time.
 UNSPLIT = -1
 
@@ -102,9 +103,9 @@ class InFlightIntervals:
     step: Ints
     #: Index into ``Timeline.kinds``.
     kind: Ints
-    #: Index of the collective, the same on all ranks.
+    #: Index of the collective, equal on all ranks.
     collective: Ints
-    #: Index of DDP's gradient bucket; ``NO_BUCKET`` if there is none, or it is unknown.
+    #: Index of DDP's gradient bucket, or ``NO_BUCKET``.
     bucket: Ints
     issue_ns: Ints
     #: ``UNSPLIT`` if the parts are unknown.
@@ -129,12 +130,13 @@ class StepTimesInFlight:
     kinds: tuple[CallKind, ...]
     #: Index into ``kinds``; rows are in ascending order of kind, bucket and step.
     kind: Ints
-    #: Index of DDP's gradient bucket; ``NO_BUCKET`` if there is none, or it is unknown.
+    #: Index of DDP's gradient bucket, or ``NO_BUCKET``.
     bucket: Ints
     #: Index of the step among the measured steps.
     step: Ints
-    #: Number of calls with a recorded end, and the sum of their times from issue to completion.
+    #: Number of calls with a recorded end.
     calls: Ints
+    #: Sum of the times from issue to completion of these calls.
     time_ns: Floats
 
 
@@ -163,7 +165,8 @@ def in_flight_intervals(
 ) -> tuple[list[InFlightIntervals], tuple[CallKind, ...]]:
     """Returns each rank's intervals in flight, and the kinds of their calls.
 
-    Collectives without a recorded end are left out. ``step`` is 0 in all rows; the caller sets it.
+    Collectives without a recorded end are left out. ``step`` is 0 in all rows, until the caller
+    sets it.
     """
     matching, tables = seen.matching, seen.tables
     kind, kinds = _kinds(seen)
@@ -181,7 +184,7 @@ def in_flight_intervals(
 
 
 def _kinds(seen: MeasuredWorld) -> tuple[Ints, tuple[CallKind, ...]]:
-    """Returns the kind of each call of all ranks, as an index into the kinds, and the kinds."""
+    """Returns the index of each call's kind for all ranks, and the kinds."""
     matching, tables, traces = seen.matching, seen.tables, seen.traces
     sizes = sizes_of_groups(traces, tables)
     op, dtype, bytes_in, bytes_out = (
@@ -201,18 +204,18 @@ def _kinds(seen: MeasuredWorld) -> tuple[Ints, tuple[CallKind, ...]]:
             *(key[first].tolist() for key in keys), strict=True
         )
     ]
-    # Different keys may make equal kinds: groups can have the same name, and calls without bytes
-    # have no type. Equal kinds get one number.
+    # Different keys may make equal kinds, because groups can have the same name, and calls without
+    # bytes have no type. Equal kinds get one number.
     number = {kind: index for index, kind in enumerate(dict.fromkeys(kind_of_row))}
     number_of_row = np.array([number[kind] for kind in kind_of_row], dtype=np.int64)
     return number_of_row[row], tuple(number)
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
-    """Returns four parts of each row's time in flight, in ns: negotiate, queue, wait and transfer.
+    """Returns each call's negotiate, queue, wait and transfer in ns.
 
-    The module's docstring explains these parts. If the split is unknown, negotiate is ``UNSPLIT``,
-    queue and wait are 0, and transfer is the whole time; transfer is -1 if no end was recorded.
+    If the split is unknown, negotiate is ``UNSPLIT``, and transfer is the whole time. If no end was
+    recorded, transfer is -1.
     """
     end = joined(seen.tables, "end_ns")
     exact = joined(seen.tables, "end_is_exact")

@@ -1,10 +1,8 @@
-"""Lines of the script that issued a group's collectives.
-
-The lines show where ranks took different paths before a mismatch.
+"""Finds lines of a script at which ranks took different paths before a mismatch.
 
 If a rank leaves out or adds a call, its later calls are compared with the wrong calls of the other
-ranks. This goes unnoticed as long as the compared calls have the same operation and size; but
-different lines issued them.
+ranks. The compared calls may have the same operation and size by chance, but different lines issued
+these calls.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 
 from commprof.text import CALLED_AT
 
-#: Maps a collective's sequence number in its group to the line at which each rank issued it.
+#: For each sequence number of a group, the line at which each rank issued the collective.
 LinesByNumber = Mapping[int, Mapping[int, str]]
 
 
@@ -25,25 +23,24 @@ class OwnLine:
     #: The ranks that issue collectives at ``line``, sorted.
     ranks: tuple[int, ...]
     line: str
-    #: Number of collectives that a rank issued at ``line`` before the mismatch: the largest number
-    #: among ``ranks``.
+    #: Largest number of collectives that one of ``ranks`` issued at ``line`` before the mismatch.
     calls: int
 
 
 def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> OwnLine | None:
     """Finds the line of a mismatch at which only some of the ranks issued earlier collectives.
 
-    An example is a line that only the rank that evaluates reaches. Whenever these ranks issued an
-    earlier collective at this line, the other ranks must have issued it at lines that all ranks
-    use. Otherwise the ranks may just take different branches of an ``if``, which is no fault.
+    An example is a line that only the evaluating rank reaches. When these ranks issued a collective
+    at this line, the other ranks must have been at lines that all ranks use. Otherwise the ranks
+    may just take different branches of an ``if``, which is no fault.
 
     Args:
         lines: known lines of the group's collectives.
-        at_mismatch: each rank's line in the mismatch, as far as known.
+        at_mismatch: known lines of the ranks in the mismatch.
         seq: sequence number of the mismatch.
 
     Returns:
-        The line; None if there is none, or if there are several.
+        The line; None if there is no such line, or if there are several.
     """
     users: dict[str, set[int]] = {}
     for number, by_rank in lines.items():
@@ -69,24 +66,19 @@ def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> 
 
 
 def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Finds the first of the collectives before a mismatch that ranks issued at different lines.
-
-    The search goes back from the mismatch to the last collective that all ranks issued at one line.
+    """Finds the earlier collective from which on the ranks issued calls at different lines.
 
     If a rank leaves out a call, and the next calls have the same operation and size, the ranks'
     calls are shifted against each other. The mismatch is only the first call that looks different.
-    If the ranks were at this combination of lines before too, as in branches of an ``if``, this is
-    no shift.
+    There is no shift if the ranks were at the same combination of lines before, as in branches of
+    an ``if``.
 
     Args:
         lines: known lines of the group's collectives.
         seq: sequence number of the mismatch.
 
     Returns:
-        The sequence number and each rank's line. None in each of these cases: in the last
-        collective before the mismatch, the ranks were at one line; the lines of this collective are
-        known for fewer than two ranks; the same combination of lines occurred before; no earlier
-        collective is known in which the ranks were at one line.
+        The sequence number and each rank's line; None if no shift was found.
     """
 
     def of(number: int) -> tuple[tuple[int, str], ...]:
@@ -99,7 +91,7 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
     while differ(first - 1):
         first -= 1
     if len(of(first - 1)) < 2:
-        return None  # the ranks may always have issued at different lines
+        return None  # the ranks may always have been at different lines
     usual = {of(number) for number in lines if number < first and differ(number)}
     while first < seq and of(first) in usual:
         first += 1
@@ -109,10 +101,11 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
 def is_shift(lines: LinesByNumber, first: int) -> bool:
     """True if a rank issued another collective at a line that some other rank used for ``first``.
 
-    If not, there may be no shift: at ``first`` the ranks may just be in branches of an ``if``, such
-    as one for the root of a broadcast and one for the others, and only a later call differs.
+    If not, the ranks may just have been in different branches of an ``if`` at ``first``.
 
-    lines: as for :func:`shifted_since`. first: the sequence number that this function returned.
+    Args:
+        lines: known lines of the group's collectives.
+        first: the sequence number that :func:`shifted_since` returned.
     """
     at_first = lines.get(first, {})
     return any(
@@ -124,21 +117,20 @@ def is_shift(lines: LinesByNumber, first: int) -> bool:
 
 
 def innermost(paths: Mapping[int, str]) -> dict[int, str]:
-    """Returns the lines that issued a collective, by rank; ``paths`` as ``call_path`` returns."""
+    """Returns the line at which each rank issued a collective, from texts of ``call_path``."""
     return {rank: path.split(CALLED_AT, 1)[0] for rank, path in paths.items()}
 
 
 def lines_of_parts(
     paths: Mapping[int, str], parts: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, str], ...]:
-    """Returns each rank's line at a sequence number at which the ranks' collectives differ.
+    """Returns each rank's line in a mismatch.
 
-    All ranks may have issued them at one line of a helper function. Then the lines from which the
-    helper was called are added, unless they differ between ranks that issued the same collective.
+    If all ranks are at one line of a helper function, the lines that called the helper are added.
+    These lines are not added if they differ between ranks that issued the same collective.
 
     Args:
-        paths: by rank, the lines of the script's frames as ``call_path`` returns them; without
-            ranks whose frames are not known.
+        paths: for each rank, the text of ``call_path``; without ranks whose frames are unknown.
         parts: sets of ranks; the ranks of each set issued the same collective.
     """
     lines = innermost(paths)
@@ -149,10 +141,10 @@ def lines_of_parts(
 
 
 def told_apart(paths: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
-    """Returns each rank's line; if all ranks are at one line, also a line that tells them apart.
+    """Returns each rank's line; if all ranks are at one line, a calling line is added.
 
-    This is the innermost calling line at which the ranks differ. ``paths``: by rank, the lines of
-    the script's frames as ``call_path`` returns them.
+    The added line is the innermost calling line at which the ranks differ. ``paths`` holds the
+    ranks and their texts of ``call_path``.
     """
     by_rank = [(rank, path.split(CALLED_AT)) for rank, path in paths]
     depth = min((len(path) for _, path in by_rank), default=0)

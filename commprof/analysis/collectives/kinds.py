@@ -26,10 +26,10 @@ from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import PHASES, REDUCE_OPS, op_name
 from commprof.units import ns_to_ms
 
-#: The sizes of a kind are grouped by powers of two if there are more of them than this.
+#: If a kind has more sizes than this, its sizes are grouped by powers of two.
 _FEW_SIZES = 8
-#: Frames with one of these parts are not the script's. They are frames of torch, of commprof's
-#: wrappers of torch, and of decorators that torch uses, such as typing_extensions' ``deprecated``.
+#: A frame that contains one of these texts is not the script's. It belongs to torch, to commprof,
+#: or to a decorator that torch uses.
 _NOT_THE_CALLER = (
     *("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/"),
     *("/typing_extensions.py:", "/contextlib.py:", "/functools.py:"),
@@ -38,7 +38,7 @@ _NOT_THE_CALLER = (
 
 @dataclass(frozen=True)
 class Spread:
-    """Quantiles over the calls for which a figure is known; NaN if there are none."""
+    """Median and 95th percentile of a time over calls; NaN if the time is unknown."""
 
     median_ms: float
     p95_ms: float
@@ -52,8 +52,9 @@ class CollectiveKind(FieldGroup):
     """Properties that the calls of one kind share."""
 
     op: str
-    #: c10d's name of the process group, and the user's description of it; empty if not known.
+    #: c10d's name of the process group; empty if unknown.
     group: str
+    #: The user's description of the process group; empty if unknown.
     group_description: str
     #: 0 if not known.
     group_size: int
@@ -64,7 +65,7 @@ class CollectiveKind(FieldGroup):
     reduce_op: str
     #: Smallest and largest size in bytes, as nccl-tests counts size.
     size_bytes: tuple[int, int]
-    #: False for kernels whose size and type the recording does not give; their sizes are 0.
+    #: False if the recording lacks the size and data type of the calls. Then the sizes are 0.
     sizes_known: bool = True
 
     @property
@@ -83,13 +84,13 @@ class KindTimes(FieldGroup):
     queue: Spread = UNKNOWN
     #: From the start on this rank to the last start on the ranks that the call waits for.
     wait: Spread = UNKNOWN
-    #: From the last start on these ranks to completion on this rank.
+    #: From the last start on the ranks that the call waits for, to completion on this rank.
     transfer: Spread = UNKNOWN
     #: Time for which these calls blocked the training thread; mean per step over all ranks.
     exposed_ms: float = math.nan
-    #: Median over the calls of: size / (last completion - last start). The next field, busbw, is
-    #: algbw times the bus factor.
+    #: Algorithm bandwidth: size / (last completion - last start), as a median over the calls.
     algbw_gb_per_s: float = math.nan
+    #: Bus bandwidth: algorithm bandwidth times the bus factor.
     busbw_gb_per_s: float = math.nan
 
 
@@ -98,17 +99,18 @@ class CollectiveRow:
     """Calls with the same operation, group, type, reduction and size, over all ranks."""
 
     kind: CollectiveKind
-    #: Calls of all ranks in the measured steps.
+    #: Number of calls of all ranks in the measured steps.
     calls: int
-    #: Calls that ended with an error; they count in ``exposed_ms`` and in no other time.
+    #: Number of calls that ended with an error. Of the times, only ``exposed_ms`` includes these
+    #: calls.
     failed: int
     #: Calls per step and rank, over the ranks that made such calls.
     calls_per_step: float
     #: Sum of the sizes over all calls of all ranks.
     total_bytes: int
-    #: Number of calls issued in each phase, largest first.
+    #: Each phase and the number of calls issued in the phase, largest number first.
     phases: tuple[tuple[str, int], ...]
-    #: Number of calls issued by each line of code, largest first; empty without stacks.
+    #: Each line of code and its number of calls, largest number first; empty without stacks.
     callers: tuple[tuple[str, int], ...]
     times: KindTimes
 
@@ -130,8 +132,8 @@ def collective_rows(
 ) -> tuple[CollectiveRow, ...]:
     """Returns one row per kind of call in the measured steps, largest exposed time first.
 
-    Args as for :func:`calls.calls_of`; if ``measured_steps`` is None, the whole recording counts
-    as one step.
+    The arguments are those of :func:`calls.calls_of`. If ``measured_steps`` is None, the whole
+    recording counts as one step.
     """
     if measured_steps is not None and len(measured_steps) == 0:
         return ()
@@ -154,9 +156,9 @@ def collective_rows(
 
 
 def _rows_by_number(number: Ints) -> list[Ints]:
-    """Returns for each number, in ascending order, an array of the rows that have it.
+    """Returns the rows of each number, in ascending order of the numbers.
 
-    If all rows have number 0, the only array holds just the first row, to save memory.
+    If all rows have number 0, only the first row is returned, to save memory.
     """
     if not number.any():
         return [np.zeros(1, dtype=np.int64)] if len(number) else []
@@ -166,9 +168,9 @@ def _rows_by_number(number: Ints) -> list[Ints]:
 
 @dataclass(frozen=True)
 class SteplessCollectives:
-    """All calls of the ranks of one world size, if none of these ranks recorded a step.
+    """All calls at one world size, if no rank recorded a step.
 
-    In ``rows``, "per step" means per rank, over the rank's whole recording.
+    In ``rows``, a rank's whole recording counts as one step.
     """
 
     world_size: int
@@ -182,18 +184,20 @@ def stepless_collectives(
     tables: Sequence[Collectives],
     clocks_shared: bool,
 ) -> SteplessCollectives | None:
-    """Collects the calls of one world size; None if there are recorded steps, or no calls."""
+    """Collects the calls of one world size.
+
+    None if steps were recorded, or if there are no calls.
+    """
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
-    # NCCL's plugin sees no thread of the program, so exposed times are not known.
+    # NCCL's plugin does not see the program's threads, so exposed times are unknown.
     if any(trace.is_of_nccl for trace in traces):
         rows = tuple(map(CollectiveRow.unexposed, rows))
     return SteplessCollectives(world_size, rows)
 
 
 def _weight(row: CollectiveRow) -> tuple[float, float]:
-    """Sort key of a row: exposed time, then time in flight if known."""
     typical = row.times.duration.median_ms
     return row.times.exposed_ms, 0.0 if math.isnan(typical) else typical * row.calls
 
@@ -206,9 +210,7 @@ def reduces(op: Ints) -> Ints:
 def _size_classes(kinds: Sequence[Ints], size: Ints) -> Ints:
     """Returns each call's size, or a class of sizes if calls of its kind have many sizes.
 
-    If a kind has more than ``_FEW_SIZES`` sizes, its sizes with 2^(e-1) <= size < 2^e are one
-    class, returned as the negative number -e; size 0 stays 0. ``kinds`` are columns, with one row
-    per call.
+    The class -e holds the sizes with 2^(e-1) <= size < 2^e. Size 0 stays 0.
     """
     if size.strides == (0,):  # one size in all rows
         return size
@@ -227,7 +229,6 @@ def _row(
     traces: dict[int, Trace],
     rank_steps: int,
 ) -> CollectiveRow:
-    """Makes the row of one kind of call; ``rank_steps`` is ranks times measured steps."""
     op, dtypes = op_name(int(calls.op[0])), traces[int(calls.rank[0])].metadata["dtypes"]
     callers = len(np.unique(calls.rank))
     dtype = _named(dtypes, int(calls.dtype[0]))
@@ -275,7 +276,7 @@ def _times(calls: Calls, rank_steps: int) -> KindTimes:
 
 
 def caller(frames: Sequence[str]) -> str:
-    """Returns the innermost frame of the script itself; if it has none, the innermost frame."""
+    """Returns the innermost frame of the script, or else the innermost frame."""
     own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
     return next(own, frames[0] if frames else "")
 
@@ -286,7 +287,7 @@ def short_line(frames: Sequence[str]) -> str:
 
 
 def call_path(frames: Sequence[str]) -> str:
-    """Returns the lines of the script's own frames, the caller's first: "a.py:7 < train.py:20"."""
+    """Returns the lines of the script's frames, innermost first: "a.py:7 < train.py:20"."""
     script_frames = [
         frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER)
     ]
@@ -301,7 +302,6 @@ def _named(names: Sequence[str], code: int) -> str:
 def _counted(
     columns: tuple[Narrow, ...], name: Callable[..., str | None]
 ) -> tuple[tuple[str, int], ...]:
-    """Counts calls by the names that ``name`` gives to their values; most frequent name first."""
     number, first = distinct_rows(*columns)
     order = np.argsort(first)  # equally frequent names are in the order of their first calls
     found: Counter[str] = Counter()

@@ -1,10 +1,12 @@
-"""How NCCL carried out the calls, how long its kernels waited, and how its transfers went.
+"""Figures of NCCL's operations, of the waits of its kernels, and of its transfers.
 
-The kernels of an all-reduce, all-gather or reduce-scatter end together, so the rank with the
-shortest kernel came last, and every other kernel waited for as long as it exceeds the shortest.
-This rule needs no common clock. With a common clock, a kernel's wait lasts from its own begin to
-the last kernel's begin. In operations with a root, and in messages, a kernel ends when its own part
-is done; so only durations are given for these operations.
+The kernels of an all-reduce, all-gather or reduce-scatter end together. So the shortest kernel
+began last, and the wait of another kernel is its length minus the shortest length. This rule needs
+no common clock. With a common clock, a second figure for the wait is the time from a kernel's begin
+to the last kernel's begin.
+
+In operations with a root, and in messages, a kernel ends when its own part is done. So waits are
+not computed for these operations.
 """
 
 from __future__ import annotations
@@ -36,16 +38,15 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Operations whose kernels end together.
 _END_TOGETHER = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-#: A link is slow if a byte takes ``_SLOW`` times as long as on the median link of its
-#: communicator. Communicators with fewer than ``_LINKS_TO_COMPARE`` links are not judged.
+#: A link is slow if its time per byte is more than ``_SLOW`` times the median of its communicator's
+#: links. Communicators with fewer than ``_LINKS_TO_COMPARE`` links are not judged.
 _SLOW, _LINKS_TO_COMPARE = 1.5, 4
 
 
 @dataclass(frozen=True)
 class Split:
-    """Parts of the mean time of a transfer on one channel to one rank, in ms."""
+    """Mean time of a transfer on one channel to one rank, in three parts in ms."""
 
     #: Time in which the network was sending.
     network_ms: float
@@ -63,26 +64,28 @@ class NcclKind(FieldGroup):
     #: Ranks of the communicator; 0 if not known.
     size: int
     op: str
-    #: NCCL's names of algorithm and protocol; empty if NCCL gave none, for example for messages.
+    #: NCCL's names of the algorithm and the protocol; empty if NCCL gave none.
     algorithm: str
     protocol: str
     #: Smallest and largest number of channels.
     channels: tuple[int, int]
-    #: Smallest and largest size in NCCL's calls.
+    #: Smallest and largest size of the calls in bytes.
     size_bytes: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class NcclTimes(FieldGroup):
-    """Times of operations of one kind; NaN if not known."""
+    """Times of operations of one kind; NaN if unknown."""
 
-    #: Three medians: of the whole operation; of the time from the first channel's begin to the last
-    #: channel's; and of the time from the first channel's end to the last channel's.
+    #: Median time of an operation.
     duration_ms: float
+    #: Median time from the first channel's begin to the last channel's begin.
     begin_spread_ms: float
+    #: Median time from the first channel's end to the last channel's end.
     end_spread_ms: float
-    #: Mean wait, computed from the shortest kernel; the next field is computed from the clocks.
+    #: Mean wait, computed from the shortest kernel.
     wait_by_kernels_ms: float
+    #: Mean wait, computed from the clocks.
     wait_by_clocks_ms: float
     #: Mean length of the shortest kernel of each collective.
     transfer_ms: float
@@ -93,12 +96,12 @@ class NcclRow:
     """Operations of one communicator that NCCL carried out in the same way."""
 
     kind: NcclKind
-    #: Number of operations of all ranks; the next field is how many of them were replays of CUDA
-    #: graphs.
+    #: Number of operations of all ranks.
     operations: int
+    #: Number of these operations that were replays of CUDA graphs.
     replayed: int
-    #: Number of operations by the phase in which c10d's call was issued, or captured in a graph;
-    #: largest number first. Operations without such a call are left out.
+    #: Each phase in which c10d issued calls, and the number of operations of these calls; largest
+    #: number first. Operations without a call of c10d are left out.
     phases: tuple[tuple[str, int], ...]
     #: Indices of the DDP buckets that these operations reduced.
     buckets: tuple[int, ...]
@@ -111,10 +114,10 @@ class NcclRow:
 
 @dataclass(frozen=True)
 class NcclLink:
-    """Sends from one rank to another.
+    """Sends from one rank to another, with the global numbers of the ranks.
 
-    Both are global ranks. If that of the receiver is not known, ``to_rank`` is its rank in the
-    communicator, as "1 of" and the communicator's label.
+    If the receiver's global rank is unknown, ``to_rank`` names its rank in the communicator, such
+    as "1 of LABEL".
     """
 
     communicator: str
@@ -125,8 +128,8 @@ class NcclLink:
     split: Split
     #: Bytes divided by the time in which the network was sending; median over the transfers.
     gb_per_s: float
-    #: Time per byte divided by that of the communicator's median link; NaN if there are
-    #: too few links to compare.
+    #: Time per byte, divided by the median time per byte of the communicator's links; NaN if there
+    #: are too few links to compare.
     slower: float
 
     @property
@@ -137,13 +140,13 @@ class NcclLink:
 
 @dataclass(frozen=True)
 class WaitsCompared:
-    """Compares waits computed from the shortest kernel with waits computed from the clocks."""
+    """Comparison of the waits computed from kernels with the waits computed from clocks."""
 
     #: Number of collectives for which both waits are known on all ranks.
     collectives: int
-    #: Median over the kernels of the absolute difference.
+    #: Median absolute difference of the two waits of a kernel.
     difference_ms: float
-    #: Number of collectives for which both methods name the same rank as the last.
+    #: Number of collectives for which both methods find the same last rank.
     same_last: int
 
 
@@ -155,9 +158,9 @@ class NcclWorld:
     rows: tuple[NcclRow, ...]
     #: Slowest first.
     links: tuple[NcclLink, ...]
-    #: Number of transfers that this job's processes made for operations of other processes.
+    #: Number of transfers that this job's processes made for other processes.
     for_others: int
-    #: Largest number of times that a CUDA graph with operations of NCCL was replayed; 0 for none.
+    #: Largest number of replays of a CUDA graph with operations of NCCL.
     replays: int
     #: None if the clocks cannot be compared, or if no collective has both waits.
     waits: WaitsCompared | None
@@ -165,10 +168,8 @@ class NcclWorld:
 
 @dataclass(frozen=True)
 class _Ops:
-    """Operations of all ranks, as columns."""
-
     rank: Ints
-    #: Label of the communicator, which need not be unique; its hash; and its number of ranks.
+    #: Label of the communicator, which need not be unique.
     communicator: npt.NDArray[np.object_]
     hash: npt.NDArray[np.object_]
     size: Ints
@@ -250,8 +251,8 @@ def _waits(
 ) -> tuple[Floats, Floats, Floats, WaitsCompared | None]:
     """Returns three columns with a row per operation, and the comparison of the waits.
 
-    The columns are the wait computed from kernels, the length of the shortest kernel, and the wait
-    computed from clocks; NaN if not known.
+    The columns are the wait by kernels, the length of the shortest kernel, and the wait by clocks;
+    NaN if unknown.
     """
     ops = of_ranks.recorded
     wait, transfer, late = (np.full(len(ops), math.nan) for _ in range(3))
@@ -359,7 +360,6 @@ def _parts(table: Transfers) -> Floats:
 
 
 def _splits_of(recorded: Sequence[Trace]) -> dict[tuple[int, int], Floats]:
-    """Returns for each rank and operation id the :func:`_parts` of its sends."""
     result = {}
     for trace in recorded:
         table = sends(trace)
@@ -419,7 +419,6 @@ def _links(recorded: Sequence[Trace]) -> tuple[list[NcclLink], int]:
 
 
 def _compared(found: Sequence[tuple[str, NcclLink, float]]) -> list[NcclLink]:
-    """Compares each link's time per byte with the median link of its communicator."""
     result = []
     for hashed, link, per_byte in found:
         others = [each for other, _, each in found if other == hashed and not math.isnan(each)]

@@ -1,14 +1,13 @@
 """Exposed time of FSDP's collectives, by kind, pass and group of parameters.
 
-Groups are numbered from 1 in the order in which forward gathers them. Backward goes through the
-groups in reverse: it gathers those again that were resharded after forward, and reduce-scatters the
-gradients of each group. Under HSDP an all-reduce between the model replicas follows. If backward
-gathers fewer groups than forward, the groups are identified by the sizes of the all-gathers.
+Groups are numbered from 1 in the order in which forward gathers them. Backward handles the groups
+in reverse: it gathers the groups that were resharded after forward, and reduce-scatters the
+gradients of each group. Under HSDP, an all-reduce between the model replicas follows. If backward
+gathers fewer groups than forward, the sizes of the all-gathers identify the groups.
 
-A pass is a forward and its backward; with gradient accumulation a step has several. The groups are
-those that the first pass of most steps gathers. A later pass gathers all of them again, or only
-those that were resharded. A pass may gather other sizes, for example for a second model, or if an
-evaluation comes before it. The calls of such a pass are not assigned to groups.
+A pass is a forward and its backward. With gradient accumulation, a step has several passes. The
+groups are those that the first pass of most steps gathers. A pass may gather other sizes, for
+example for a second model or an evaluation. The calls of such a pass are not assigned to groups.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from commprof.units import ns_to_ms
 
 Mask = npt.NDArray[np.bool_]
 
-#: Names of the parts of the communication, for sentences.
 FORWARD: Final = "all-gathers in forward"
 BACKWARD: Final = "all-gathers in backward"
 SCATTER: Final = "reduce-scatters"
@@ -54,9 +52,10 @@ class ShardedPart:
     part: str
     calls: float
     exposed_ms: float
-    #: The group of parameters with the most exposed time; the next field is this time in all passes
-    #: of a step. Both are 0 if groups cannot be distinguished.
+    #: Number of the parameter group with the most exposed time; 0 if groups cannot be
+    #: distinguished.
     group: int
+    #: Exposed time of this group in all passes of a step; 0 if groups cannot be distinguished.
     group_ms: float
     #: Exposed time of the part's last call in a step, which no compute can hide; 0 for
     #: all-gathers.
@@ -70,7 +69,7 @@ class Sharding:
     parts: tuple[ShardedPart, ...]
     #: Number of groups that forward gathers in the first pass of most steps.
     groups: int
-    #: The run directory, for use in a command.
+    #: The run directory, for a command in the report.
     directory: str = ""
 
     @property
@@ -79,7 +78,7 @@ class Sharding:
         return self.parts[0]
 
     def sentence(self, step_ms: float) -> str:
-        """Sentence on the exposed parts of a step; empty if all are too short to mention."""
+        """Sentence on the exposed parts of a step; empty if all parts are too short to mention."""
         shown = [each for each in self.parts if each.exposed_ms >= _WORTH_A_WORD * step_ms]
         if not shown:
             return ""
@@ -101,7 +100,7 @@ def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
     """Finds the exposed communication of sharded steps.
 
     Returns None if no step was measured, or if no rank issued a reduce-scatter in backward.
-    ``directory`` is the run directory, for the ``commprof predict`` command that a report advises.
+    ``directory`` is the run directory, for a command in the report.
     """
     steps = seen.measured.step
     if not len(steps) or not _is_sharded(seen.tables):
@@ -127,8 +126,6 @@ def _is_sharded(tables: Sequence[Collectives]) -> bool:
 
 @dataclass(frozen=True)
 class _Row:
-    """One call of one rank in one step."""
-
     part: str
     group: int
     groups: int
@@ -146,8 +143,8 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     windows = list(zip(steps.begin_ns[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
     of_part = _of_part(trace, table, windows[0][0])
     found = [_passes(table, of_part, begins, window) for window in windows]
-    # If an evaluation before a step's first pass gathers too, its gathers seem to belong to the
-    # pass. So the list of sizes that is most frequent among the first passes is used.
+    # The all-gathers of an evaluation before a step's first pass seem to belong to this pass. So
+    # the most frequent list of sizes is used.
     firsts = Counter(tuple(table.bytes_out[passes[0][FORWARD]].tolist()) for passes in found)
     whole = max(firsts, key=lambda sizes: (len(sizes) > 0, firsts[sizes]))
     for passes in found:
@@ -167,10 +164,9 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
 def _of_part(trace: Trace, table: Collectives, begin_ns: int) -> dict[str, Mask]:
     """Returns a mask over the table for each part.
 
-    Calls on activations are left out. Sequence parallelism gathers and reduce-scatters them, in a
-    process group whose first reduce-scatter is issued in forward. Tensor parallelism sums their
-    gradients in backward, by all-reduces. An all-reduce between model replicas is told apart from
-    these: it sums the result of the reduce-scatter before it.
+    Calls on activations are left out. If the first reduce-scatter of a process group is in forward,
+    the group's calls belong to sequence parallelism. An all-reduce belongs to the model replicas
+    only if its input has the size of the last reduce-scatter's output.
 
     Args:
         trace: the rank's recording.
@@ -199,8 +195,7 @@ def _of_part(trace: Trace, table: Collectives, begin_ns: int) -> dict[str, Mask]
 def _in_passes(trace: Trace, table: Collectives) -> Mask:
     """True for the calls that forward and backward issue.
 
-    FSDP1 gathers CPU tensors with the same operation that scripts use for metrics, so the operation
-    alone is not sufficient.
+    FSDP1 gathers CPU tensors with the same operation that scripts use for metrics.
     """
     phases = columns.phases(trace)
     begun = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
@@ -237,7 +232,7 @@ def _passes(
     Args:
         table: the rank's collectives.
         of_part: mask over the table for each part.
-        begins: when the rank's backward passes begin.
+        begins: begins of the rank's backward passes.
         window: begin and end of the step in ns.
     """
     first, last = np.searchsorted(table.issue_ns, window)
@@ -253,7 +248,7 @@ def _passes(
 
 
 def _later_passes(forward_ns: Ints, backward_ns: Ints) -> Ints:
-    """Returns the times at which the passes of a step begin, without its first pass.
+    """Returns the begins of the passes of a step, without the first pass.
 
     A pass that gathers nothing in forward counts as part of the pass before it.
 
@@ -272,36 +267,37 @@ def _groups(part: str, whole: Sequence[int], sizes: Sequence[int]) -> list[int]:
     Args:
         part: FORWARD, BACKWARD, SCATTER or SUM.
         whole: sizes of the all-gathers of all groups, in forward's order.
-        sizes: output sizes of the calls in order; for reductions only the number of sizes counts.
+        sizes: output sizes of the calls in order. For reductions, only their number counts.
     """
     if part == FORWARD:
-        # Read from last to first, the calls of forward gather the groups in backward's order.
+        # In reverse, the calls of forward have backward's order.
         return groups_in_reverse(whole, sizes[::-1])[::-1]
     if part == BACKWARD:
         return groups_in_reverse(whole, sizes)
-    # There may be more calls than groups: several passes count as one if only the first gathers in
-    # forward.
+    # There may be more calls than groups, because a pass that gathers nothing in forward counts as
+    # part of the pass before it.
     has_one_call_per_group = len(sizes) == len(whole)
     return [len(whole) - at if has_one_call_per_group else 0 for at in range(len(sizes))]
 
 
 def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[int]:
-    """Assigns backward's all-gathers to groups, from the sizes of all calls in order.
+    """Assigns backward's all-gathers to groups by their sizes.
 
     Args:
         forward: sizes of forward's all-gathers, one for each group.
-        backward: sizes of backward's all-gathers: some of the groups again, from last to first.
+        backward: sizes of backward's all-gathers, which gather some of the groups from last to
+            first.
 
     Returns:
-        The group of each call of backward, counted from 1 in forward's order; 0 where the sizes
-        allow several groups, or none.
+        The group of each call of backward, counted from 1 in forward's order; 0 if the group is
+        uncertain.
     """
     there = list(reversed(forward))
     earliest = _places(there, backward)
     latest = _places(forward, list(reversed(backward)))
     if earliest is None or latest is None:
         return [0] * len(backward)
-    # A call's place is certain if its earliest and its latest possible place are the same.
+    # A call's place is certain if the earliest possible place is also the latest.
     last = [len(there) - 1 - place for place in reversed(latest)]
     return [
         len(there) - place if place == other else 0
@@ -310,7 +306,7 @@ def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[i
 
 
 def _places(sizes: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
-    """Finds ``wanted`` as a subsequence of ``sizes``; returns the earliest indices, or None."""
+    """Returns the earliest indices at which ``wanted`` is a subsequence of ``sizes``, or None."""
     places: list[int] = []
     for size in wanted:
         begin = places[-1] + 1 if places else 0

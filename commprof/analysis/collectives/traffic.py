@@ -1,16 +1,14 @@
-"""Size and bandwidth of collectives, and the bytes that ranks must send for them.
-
-The bytes are counted in total, and between hosts alone.
+"""Size and bandwidth of collectives, and the bytes that ranks send, in total and between hosts.
 
 Size and bandwidth follow the rules of nccl-tests (``doc/PERFORMANCE.md``): algbw = size / time.
 busbw = algbw * factor is the rate of one link, comparable between operations and numbers of ranks.
 Size is the data that the operation works on: the whole buffer of all_reduce, and all ranks' parts
-together for all_gather and reduce_scatter. It is not the number of bytes that a rank sends.
+together for all_gather and reduce_scatter. Size is not the number of bytes that a rank sends.
 
-The minimum number of bytes to send follows from the sizes alone. Which bytes cross from host to
-host depends on gloo's algorithms, modelled after gloo's sources (gloo/allreduce.cc, allgather.cc,
-broadcast.cc, reduce.cc): rings in the order of the ranks, and a binomial tree for broadcasts. torch
-runs each reduce-scatter on gloo as an all-reduce (ProcessGroupGloo.cpp).
+The least number of bytes to send follows from the sizes. The bytes between hosts depend on gloo's
+algorithms (gloo/allreduce.cc, allgather.cc, broadcast.cc, reduce.cc): rings in the order of the
+ranks, and a binomial tree for broadcasts. torch runs each reduce-scatter on gloo as an all-reduce
+(ProcessGroupGloo.cpp).
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.trace.summary import Summary
 
-#: Families of operations, by the buffer from which their size is taken.
+#: Families of operations whose size is the size of the input, or of the output.
 _FROM_INPUT = ("reduce_scatter", "all_to_all", "send")
 _FROM_OUTPUT = ("all_gather", "recv")
 
 
 def sizes_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
-    """Size of each call; ``group_size`` is the number of ranks of its group."""
+    """Returns the size of each call; ``group_size`` is the number of ranks in the call's group."""
     size = np.maximum(bytes_in, bytes_out)
     for code in np.flatnonzero(np.bincount(op)[: len(OPS)]).tolist():
         of_family, rows = family(OPS[code]), op == code
@@ -68,13 +66,12 @@ def bus_factor(op: str, ranks: int) -> float:
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
 
-#: For each family of operations, the payload that a rank in a group of n ranks sends, as a multiple
-#: of the bytes of the operation's input; mean over the ranks.
+#: For each family of operations: bytes that a rank in a group of n ranks sends, divided by the
+#: bytes of the operation's input. This is a mean over the ranks.
 _OF_INPUT: dict[str, _Factor] = {
-    # a ring's reduce-scatter and all-gather, each (n - 1) / n
+    # a reduce-scatter and an all-gather around a ring, with (n - 1) / n each
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    # The whole buffer is sent n - 1 times, once for each rank but the root: the mean over n ranks
-    # is (n - 1) / n.
+    # The buffer is sent n - 1 times in all, once for each rank except the root.
     "broadcast": lambda n: (n - 1) / n,
     "reduce": lambda n: (n - 1) / n,
     "gather": lambda n: (n - 1) / n,
@@ -87,17 +84,16 @@ _OF_INPUT: dict[str, _Factor] = {
     "barrier": np.zeros_like,
     "recv": np.zeros_like,
 }
-#: The same as a multiple of the bytes of the operation's output. It is used for a scatter, in which
-#: only the root has an input: the parts of all ranks.
+#: Bytes that a rank sends, divided by the bytes of the operation's output. In a scatter, only the
+#: root has an input.
 _OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
 
 
 def sent_bytes(trace: Trace, table: Collectives) -> Floats:
-    """Payload that a rank sends in each collective, on average over the ranks of its group.
+    """Returns the payload that a rank sends in each collective, as a mean over its group's ranks.
 
-    The sum over all ranks is the least number of bytes that must pass between them. For example,
-    each of n ranks sends 2 (n - 1) / n S in a ring all-reduce of S bytes. NaN for an unknown
-    operation and for a group that is not in the trace.
+    The sum over all ranks is the least number of bytes that must pass between them. NaN for an
+    unknown operation, and for a group that is not in the trace.
     """
     n = np.zeros(len(table))
     for group in trace.groups.values():
@@ -112,10 +108,10 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
 
 
 def ring_bytes(trace: Trace, buckets: Buckets, world_size: int) -> Floats:
-    """Bytes that a rank sends in an all-reduce of each gradient bucket over a ring.
+    """Returns the bytes that a rank sends in a ring all-reduce of each gradient bucket.
 
-    The ring has the ranks of the model's process group, or all ``world_size`` ranks if the trace
-    does not describe this group.
+    The ring has the ranks of the model's process group. If the trace does not describe this group,
+    the ring has all ``world_size`` ranks.
     """
     sizes = {group.id: group.size for group in trace.groups.values() if group.size > 0}
     n = np.array([sizes.get(group, world_size) for group in buckets.group.tolist()], np.float64)
@@ -123,11 +119,10 @@ def ring_bytes(trace: Trace, buckets: Buckets, world_size: int) -> Floats:
 
 
 def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
-    """Bytes sent by all operations that a rank issued during capture; NaN if any are unknown.
+    """Returns the bytes that a rank sent during capture; NaN if the bytes of a call are unknown.
 
-    If capture was ever in always-on mode, the trace has a summary of all operations since this mode
-    began, including those recorded later in full mode. The result is then the summary's bytes, plus
-    those of the recorded operations that were issued before always-on mode began.
+    If capture was ever in always-on mode, a summary in the trace covers all operations since this
+    mode began. Records give the bytes of operations before that.
 
     Args:
         trace: the trace as it was written, on its own clock.
@@ -142,10 +137,10 @@ def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
 
 
 def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
-    """Bytes sent by all operations of a summary; NaN if the bytes of any operation are unknown.
+    """Returns the bytes sent by all operations of a summary; NaN if they are unknown.
 
-    The bytes are unknown for a gather or scatter: a summary keeps only the larger of input and
-    output, which does not tell the size of one rank's part.
+    The bytes of a gather or scatter are unknown, because a summary does not hold the size of one
+    rank's part.
     """
     sizes = {group.id: group.size for group in trace.groups.values()}
     total = 0.0
@@ -164,7 +159,7 @@ def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
 def sent_to_other_hosts(
     traces: Sequence[Trace], tables: Sequence[Collectives], hosts: Sequence[object]
 ) -> Floats:
-    """Returns for each row of the tables the payload in bytes that its rank sends to other hosts.
+    """Returns the payload in bytes that each call of the tables sends to other hosts.
 
     NaN for an unknown operation, and for a group that does not hold all ranks in their order.
 
@@ -221,11 +216,11 @@ def _in_whole(
 
 
 class _Factors:
-    """Bytes that one rank sends to other hosts, as multiples of an operation's bytes.
+    """Bytes that one rank sends to other hosts, divided by an operation's bytes.
 
-    Each method returns the factor (multiple) for one operation. ``peer`` is the root or
-    destination, and is ignored if the operation has neither. The operation's bytes are those of its
-    input, or for a scatter, of its output.
+    Each method is for one operation. ``peer`` is the root or the destination, if the operation has
+    one. The operation's bytes are the bytes of its input, but for a scatter the bytes of its
+    output.
     """
 
     def __init__(self, me: int, hosts: Ints) -> None:
@@ -233,58 +228,39 @@ class _Factors:
         self._me, self._hosts, self._n = me, hosts, len(hosts)
 
     def ring_reduce(self, peer: int) -> float:
-        """Factor of a ring all-reduce.
-
-        The rank sends n - 1 of n parts to the previous rank twice: once to reduce, once to gather.
-        """
+        """The rank sends n - 1 of n parts to the previous rank, to reduce and again to gather."""
         return 2 * (self._n - 1) / self._n * self._to(self._me - 1)
 
     def ring_gather(self, peer: int) -> float:
-        """Factor of a ring all-gather.
-
-        The rank sends its own part and all received parts except the last to the next rank.
-        """
+        """The rank sends its own part, and all received parts but the last, to the next rank."""
         return (self._n - 1) * self._to(self._me + 1)
 
     def tree(self, root: int) -> float:
-        """Factor of a broadcast down a binomial tree.
-
-        In round i, rank r < 2^i, counted from the root, sends the whole input to rank r + 2^i.
-        """
+        """In round i, rank r < 2^i, counted from the root, sends the input to rank r + 2^i."""
         mine = (self._me - root) % self._n
         bits = range((self._n - 1).bit_length())
         children = [mine + (1 << bit) for bit in bits if mine < 1 << bit]
         return sum(self._to(root + child) for child in children if child < self._n)
 
     def reduce(self, root: int) -> float:
-        """Factor of a reduce.
-
-        The rank sends n - 1 of n parts around a ring, then its own reduced part to the root.
-        """
+        """The rank sends n - 1 of n parts around a ring, and its reduced part to the root."""
         n = self._n
         return (n - 1) / n * self._to(self._me - 1) + self.to_peer(root) / n
 
     def to_peer(self, peer: int) -> float:
-        """Factor of a send or gather: 1 if the destination ``peer`` is on another host, else 0."""
         return self._to(peer)
 
     def from_root(self, root: int) -> float:
-        """Factor of a scatter: number of ranks on other hosts if this rank is the root, else 0."""
         return self._away() if self._me == root else 0.0
 
     def to_all(self, peer: int) -> float:
-        """Factor of an all-to-all: fraction of the ranks that are on other hosts.
-
-        This rank sends an equal part of its input to each rank; ``peer`` is ignored.
-        """
+        """The rank sends an equal part of its input to each rank."""
         return self._away() / self._n
 
     def nothing(self, peer: int) -> float:
-        """Factor of an operation that sends no payload: 0."""
         return 0.0
 
     def _away(self) -> float:
-        """Number of ranks on other hosts."""
         return float((self._hosts != self._hosts[self._me]).sum())
 
     def _to(self, rank: int) -> float:

@@ -1,1 +1,1 @@
-"""Who waits for whom, from logs of NCCL Inspector alone."""
+"""Finds who waits for whom in a job, using only logs of NCCL Inspector."""

@@ -1,4 +1,4 @@
-"""Waiting and transfer in each communicator of a job, from the times in NCCL Inspector's logs.
+"""Splits the times in NCCL Inspector's logs into waiting and transfer, for each communicator.
 
 ``csrc/inspector/waits.h`` states the rule: kernels of one collective end together, so the shortest
 time of all ranks is the transfer, and the rank with this time came last.
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: A run is divided into parts with equal numbers of calls: at most ``_MOST_BLOCKS`` parts and at
-#: least ``_FEWEST_BLOCKS``. If possible a part has ``_CALLS_A_BLOCK`` calls or more: the parts of
-#: two communicators do not begin at exactly the same time, and this offset must be small compared
-#: with the length of a part.
+#: A run is divided into parts (blocks) with equal numbers of calls. There are ``_FEWEST_BLOCKS`` to
+#: ``_MOST_BLOCKS`` parts. If possible, each part has ``_CALLS_A_BLOCK`` calls or more, because the
+#: parts of two communicators begin at slightly different times.
 _MOST_BLOCKS, _FEWEST_BLOCKS, _CALLS_A_BLOCK = 200, 12, 8
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of the job; each drives one GPU."""
+    """A process of the job. It usually drives one GPU."""
 
     host: str
     #: -1 if the logs do not give it.
@@ -45,7 +44,7 @@ class Process:
 
     @property
     def label(self) -> str:
-        """Host and process id, as reports name the process."""
+        """Host and process id, for reports."""
         return f"{self.host or 'unknown host'} pid {self.pid}" if self.pid >= 0 else self.host
 
 
@@ -65,24 +64,23 @@ class Operations:
 class InspectedCommunicator:
     """A communicator with the processes that recorded it."""
 
-    #: NCCL's id. If a job was started several times with the same ids, the id also contains the
-    #: number of the start, from the second start on.
+    #: NCCL's id. If a job was started again with the same ids, the number of the start is appended.
     id: str
     #: Name that the job gave to the communicator; "" if none.
     name: str
     #: Size of the communicator, as NCCL reports it.
     ranks: int
     nodes: int
-    #: Ranks in the communicator that left a log; the next field has the index of each in
-    #: ``InspectedJob.processes``.
+    #: Ranks in the communicator that left a log.
     recorded: tuple[int, ...]
+    #: For each rank in ``recorded``, the index of its process in ``InspectedJob.processes``.
     process: npt.NDArray[np.int64]
     operations: tuple[Operations, ...]
-    #: Number of records that NCCL Inspector's ring buffers lost, as far as the logs tell (from
-    #: format v4.1 on).
+    #: Number of records that NCCL Inspector's ring buffers lost. Logs before format v4.1 do not
+    #: contain it.
     dropped: int
-    #: Number of records by operation, by size in bytes as NCCL counts it, and by algorithm and
-    #: protocol such as "RING/LL"; empty if the format does not name algorithms.
+    #: Number of records. The key is the operation, NCCL's size in bytes, and the algorithm with its
+    #: protocol, such as "RING/LL". Empty if the format does not name algorithms.
     algorithms: dict[tuple[str, int, str], int]
 
     @property
@@ -102,7 +100,7 @@ class InspectedCommunicator:
 
 
 def per_block(waits: Sequence[InspectorWaits], name: str, blocks: int, ranks: int) -> Floats:
-    """Sums ``caused_us`` or ``waited_us`` over several kinds of operations: ``[block, rank]``."""
+    """Sums ``caused_us`` or ``waited_us`` over kinds of operations, as ``[block, rank]``."""
     total = np.zeros((blocks, ranks))
     for one in waits:
         total += getattr(one, name)
@@ -115,10 +113,9 @@ class InspectedJob:
 
     processes: tuple[Process, ...]
     communicators: tuple[InspectedCommunicator, ...]
-    #: Number of parts (blocks) into which the run is divided.
     blocks: int
     problems: tuple[str, ...]
-    #: Per communicator with collectives: the calls that it repeats; None if no calls repeat.
+    #: For each communicator with collectives, the calls that repeat; None if no calls repeat.
     repeated: tuple[RepeatedCalls | None, ...] = ()
 
 
@@ -138,8 +135,6 @@ class Splitter(Protocol):
 
 
 class _WholeLogs:
-    """Splits everything in logs that were read to their ends."""
-
     def collectives(
         self, members: Sequence[InspectorMember], kind: str, ranks: int, blocks: int
     ) -> InspectorWaits:
@@ -163,10 +158,10 @@ ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
 
 
 def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, list[str]]:
-    """Returns the members of each communicator, and sentences on what is unusual about them.
+    """Returns the members of each communicator, and caveats about them.
 
-    Several logs of one process, such as those that were split by their size, are joined. If a job
-    was started again with the same ids, each start has communicators of its own.
+    Logs of the same process are joined. If a job was started again with the same ids, each start
+    has communicators of its own.
     """
     from commprof._reading import inspector_join
 
@@ -199,8 +194,8 @@ def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, list[str]]:
 def _overlapping(logs: int) -> Iterator[str]:
     if logs:
         yield (
-            f"left out: {counted(logs, 'log')} with dumps that overlap those in another log of the "
-            "same rank and process, as in copies of a log; the longest log counts"
+            f"left out: {counted(logs, 'log')} with dumps that overlap the dumps in another log of "
+            "the same rank and process, as in copies of a log. The longest of these logs is used"
         )
 
 
@@ -211,8 +206,8 @@ def _again(communicators: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield (
             f"{counted(len(communicators), 'communicator')} {were} made again by other processes "
             f"(a rank of {communicator_id} had {starts} processes): a job was probably started "
-            "again with the same NCCL_COMM_ID. Each start counts as a communicator of its own; the "
-            "starts are told apart by the times of the dumps"
+            "again with the same NCCL_COMM_ID. Each start counts as a communicator of its own. The "
+            "times of the dumps show to which start a log belongs"
         )
 
 
@@ -236,7 +231,7 @@ def split_job(logs: InspectorLogs) -> InspectedJob:
 def split_communicators(
     by_id: ById, processes: dict[Process, int], splitter: Splitter, blocks: int
 ) -> tuple[InspectedCommunicator, ...]:
-    """Splits the operations of each communicator; threads work on several at once.
+    """Splits the operations of each communicator, using several threads.
 
     Args:
         by_id: the members.
@@ -301,9 +296,8 @@ def _operations(
         captured.update(dict.fromkeys(member.kinds, 0))
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
-        # Kinds that are not in SPLIT are computed in the same way, although it is not known for
-        # whom a rank waits in them: the ranks' times beyond the shortest one are used as waiting
-        # for unknown ranks.
+        # If a kind is not in SPLIT, it is not known for whom a rank waits. Time beyond the shortest
+        # time of all ranks then counts as waiting for unknown ranks.
         if ranks > 1:
             waits = splitter.collectives(members, kind, ranks, blocks)
         else:
@@ -329,14 +323,14 @@ def _missing(communicators: Sequence[InspectedCommunicator]) -> list[str]:
     )
     return [
         f"{counted(len(lacking), 'communicator')} {'lacks' if len(lacking) == 1 else 'lack'} the "
-        f"logs of some ranks ({shown}): there, waiting is at least what is shown, and transfer is "
-        "at most what is shown. A rank without a log may have come later than the ranks that are "
-        "named"
+        f"logs of some ranks ({shown}). In such a communicator, the true waiting may be longer "
+        "than shown, and the true transfer shorter. A rank without a log may have come later than "
+        "the ranks that are named"
     ]
 
 
 def process_sets(communicators: Sequence[InspectedCommunicator], processes: int) -> Ints:
-    """Returns a number per process, equal for processes that communicators connect."""
+    """Returns a number for each process, equal for processes that communicators connect."""
     sets = list(range(processes))
 
     def set_of(process: int) -> int:
@@ -352,20 +346,17 @@ def process_sets(communicators: Sequence[InspectedCommunicator], processes: int)
 
 
 def _apart(communicators: Sequence[InspectedCommunicator], processes: int) -> list[str]:
-    """Returns a caveat if some processes are in no communicator with any of the others."""
     _, sizes = np.unique(process_sets(communicators, processes), return_counts=True)
     if len(sizes) == 1:
         return []
     return [
         f"the processes form {len(sizes)} sets that share no communicator; the largest set has "
-        f"{sizes.max()} of the {processes} processes. All means are over all processes: if the "
-        "sets are several jobs, or several runs of a job, report the logs of each from its own "
-        "folder"
+        f"{sizes.max()} of the {processes} processes. All means are over all processes. If the "
+        "sets are different jobs or runs, put the logs of each job or run into its own folder"
     ]
 
 
 def _of_several_ranks(communicators: Sequence[InspectedCommunicator]) -> list[str]:
-    """Returns a caveat if a process has several ranks in one communicator."""
     several: set[int] = set()
     for communicator in communicators:
         processes, ranks = np.unique(communicator.process, return_counts=True)
@@ -373,6 +364,7 @@ def _of_several_ranks(communicators: Sequence[InspectedCommunicator]) -> list[st
     if not several:
         return []
     return [
-        f"{len(several)} of the processes have several ranks in one communicator, so each drives "
-        "several GPUs: all of them count as one process, which may wait for itself"
+        f"{len(several)} of the processes have several ranks in one communicator, because a "
+        "process drives several GPUs. All ranks of a process count together, so a process may wait "
+        "for itself"
     ]

@@ -15,12 +15,12 @@ SPLIT: Final = {
     "AlltoAll": "all_to_all",
 }
 MESSAGES: Final = ("Send", "Recv")
-#: Kind of a send with its recv.
+#: Kind for a send together with its recv.
 MESSAGE_PAIR: Final = "SendRecv"
 #: c10d's names of operations that are not split, because the logs do not name their root.
 UNSPLIT: Final = {"Broadcast": "broadcast", "Reduce": "reduce"}
-#: Operations whose size is counted differently: in NCCL's logs as the size of one rank's part, in
-#: nccl-tests as the size of all ranks' parts together.
+#: Operations whose size in nccl-tests is the sum over all ranks. NCCL's logs have the size of one
+#: rank's part.
 _OF_ALL_RANKS: Final = (
     *("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll"),
 )

@@ -1,4 +1,4 @@
-"""Finds processes that others wait for, by the waiting that they cause and by their own time."""
+"""Finds late processes, for which other processes wait."""
 
 from __future__ import annotations
 
@@ -26,34 +26,30 @@ from commprof.stats.outliers import chance_beyond, chance_of_standing_out, stand
 Floats = npt.NDArray[np.float64]
 
 #: Largest number of processes that are named as late. If more processes are needed to explain the
-#: waiting, or if others cause nearly as much, no process is named.
+#: waiting, no process is named.
 _MOST_LATE = 8
-#: Largest fraction of all processes that is named as late; but up to ``_ALWAYS_ALLOWED`` processes
-#: may always be named.
+#: Largest fraction of all processes that is named as late. In a small job, up to
+#: ``_ALWAYS_ALLOWED`` processes may be named.
 _MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
 #: A late process causes at least this fraction of the waiting that the latest process causes.
 _LEAST_OF_LATEST = 0.05
-#: This smaller fraction is enough for a process that stands apart from the process that causes the
-#: next most waiting. It does so in the two cases that the next two constants describe.
+#: This smaller fraction is enough for a process that causes far more waiting than the next process.
+#: ``_APART`` and ``_CHANCE_OF_LONGER`` describe the two cases in which a process does so.
 _LEAST_IF_APART = 0.03
-#: First case: the process causes this many times the waiting that the next one causes. This cannot
-#: be an error of tracing waiting through communicators: waiting that is traced to wrong processes
-#: is spread over several of them.
+#: First case: the process causes this many times the waiting that the next process causes. Errors
+#: of tracing cannot explain such a ratio, because they spread waiting over several processes.
 _APART = 50.0
-#: Second case: the process causes ``_GAP`` times the waiting of the next, and also works longer
-#: than the others. The probability that chance explains the longer work is at most this.
+#: Second case: the process causes ``_GAP`` times the waiting that the next process causes, and it
+#: works longer. This is the largest probability that chance explains the longer work.
 _CHANCE_OF_LONGER = 0.05
-#: Least ratio of the waiting that a late process causes to that of any process that is not late.
+#: Smallest ratio of the waiting for a late process to the waiting for a process that is not late.
 _CLEARLY = 2.0
 #: Processes are sorted by the waiting that they cause, the largest first. The list of late
-#: processes ends with the last one that causes at least this many times as much as the next
-#: process. Earlier processes may have such a ratio too, because one late process is much later than
-#: the rest.
+#: processes ends with the last process that causes at least this many times as much as the next.
 _GAP = 4.0
 #: If the list ends at a ratio of ``_GAP``, the late processes must cause at least this fraction of
-#: the excess waiting (waiting for a process beyond the amount that many processes cause equally).
-#: The fraction is lower than usual, because the small waiting that each other process causes adds
-#: up in a large job.
+#: the excess waiting, see :func:`late_processes`. In a large job, small waits for many other
+#: processes add up, so the fraction is lower than ``MOST_WAITING``.
 _SHARE_BEYOND_GAP = 0.4
 _NS_PER_US = 1e3
 
@@ -63,26 +59,25 @@ class LateProcess:
     """A process for which others wait longer than chance explains."""
 
     process: Process
-    #: The communicators of the process: label, and rank of the process in it.
+    #: Label of each communicator of the process, and the rank of the process in this communicator.
     ranks: tuple[tuple[str, int], ...]
-    #: Waiting that began with this process, summed over the waiting processes; the next field is
-    #: its fraction of all waiting.
+    #: Waiting that began with this process, summed over the waiting processes.
     wait_s: float
+    #: ``wait_s`` as a fraction of all waiting.
     share: float
-    #: The same waiting, as a mean over the ``waiting_processes``.
+    #: ``wait_s`` divided by ``waiting_processes``.
     wait_per_process_s: float
     waiting_processes: int
-    #: Number of parts of the run in which the process is late, out of ``parts`` parts with any
-    #: waiting.
     late_parts: int
+    #: Number of parts of the run with any waiting.
     parts: int
-    #: Probability that chance explains the waiting, see :func:`stragglers.find_late_rank`; where
-    #: this cannot be tested, that it explains the process's own longer time.
+    #: Probability that chance explains the waiting, see :func:`stragglers.find_late_rank`. If the
+    #: waiting cannot be tested, the probability that chance explains the longer work.
     p_value: float
-    #: The process's own waiting.
+    #: Waiting of the process itself.
     waits_s: float
-    #: The process's time outside of all operations, minus that of the median process; NaN if not
-    #: known.
+    #: Time of the process outside of all operations, minus the median of all processes; NaN if
+    #: unknown.
     own_s: float
 
 
@@ -95,18 +90,15 @@ def late_processes(
 ) -> tuple[LateProcess, ...]:
     """Finds the processes that cause clearly more waiting than all others.
 
-    Waiting that many processes cause equally comes from the schedule or from chance: stages of a
+    If many processes cause equal waiting, it comes from the schedule or from chance: stages of a
     pipeline always wait for each other. So in each part of the run, this amount is subtracted from
-    the waiting that each process causes; only the rest (the excess) counts.
+    the waiting that each process causes. Only the rest, called excess, counts.
 
-    If several processes are late in turns, a part of the run contains the waiting for all of them,
-    which may be traced to the wrong process. So if the process with the most excess also works
-    longer than all others (see :mod:`commprof.analysis.inspector.own_time`), the other processes
-    that work longer and are waited for count as late too. All candidates together are tested as if
-    they were one process, by the test of late ranks. This test counts a series of late parts that
-    follow each other as one observation. If there are too few observations, as where a process is
-    late during one long part of a short run, candidates that all work longer than the other
-    processes are late.
+    If processes are late in turns, waiting may be traced to the wrong process. So processes that
+    work longer than all others, see :mod:`commprof.analysis.inspector.own_time`, are candidates
+    too. All candidates are tested together, as if they were one process, by the test of late ranks.
+    If the late parts of the run are too few for this test, only longer work shows that the
+    candidates are late.
 
     Args:
         job: the processes and communicators.
@@ -114,8 +106,7 @@ def late_processes(
         time_us: time of each process in operations whose waiting is known.
         operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
         uneven: largest offset between the beginnings of the communicators' parts, as a fraction of
-            a part. This fraction of the waiting for the latest process may be traced wrongly to
-            ranks that waited for it and then came late to their other communicators.
+            a part. This fraction of the waiting may be traced to wrong processes.
     """
     count = len(job.processes)
     allowed = min(_MOST_LATE, max(_ALWAYS_ALLOWED, int(_MOST_LATE_PART * count)), count - 1)
@@ -131,7 +122,7 @@ def late_processes(
     candidates, least_share = _by_waiting(traced, by_process, own_us, allowed, uneven)
     longer = _by_own_time(own_us, by_process, allowed)
     if longer:
-        # A process was late by at least the mean of the waiting of all others of its set.
+        # The mean waiting of the other processes in the set is a lower bound of the delay.
         others = (sets[:, np.newaxis] == sets).sum(axis=0) - 1
         delay_us = traced.began_us.sum(axis=0) / np.maximum(1, others)
         also = [
@@ -157,8 +148,6 @@ def _by_waiting(
     """Returns the processes that cause clearly more waiting than all others, the most first.
 
     Also returns the least fraction of the waiting that these processes must cause together.
-    ``by_process`` is the excess waiting that each process causes, see :func:`late_processes`;
-    ``own_us`` is the result of :func:`commprof.analysis.inspector.own_time.own_time`.
     """
     order = np.argsort(-by_process, kind="stable")
     falling = by_process[order[: allowed + 1]]
@@ -170,9 +159,8 @@ def _by_waiting(
     is_apart = (ratio >= _APART) | (works_longer & (ratio >= _GAP))
     least = np.maximum(uneven, np.where(is_apart, _LEAST_IF_APART, _LEAST_OF_LATEST))
     large = falling[:-1] >= least * falling[0]
-    # The waiting that many processes cause equally has been subtracted, so the smallest excess in
-    # ``falling`` is near 0 in any case. A large ratio of excesses is therefore not sufficient: the
-    # total waiting that the processes cause must have such a ratio too.
+    # The smallest excess in ``falling`` is always near 0, so a large ratio of excesses proves
+    # little. The total waiting that the processes cause must have such a ratio too.
     total = traced.began_us.sum(axis=0)[order]
     rest = np.maximum.accumulate(total[::-1])[::-1]
     parts = total[: len(ratio)] >= _GAP * rest[1 : len(ratio) + 1]
@@ -187,16 +175,13 @@ def _by_waiting(
 def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     """Returns processes that work longer than all others and are waited for, in order of waiting.
 
-    Empty if the process that causes most waiting does not work longer: then the lateness in this
-    job does not come from the processes' own time.
+    Empty if the process that causes most waiting does not work longer than the others.
     """
     most = int(np.argmax(by_process))
     longer = standing_out(own_us, allowed)
     if most not in longer:
         return []
     of_others = float(np.delete(by_process, longer).max(initial=0.0))
-    # Expected waiting is proportional to extra work: with half the extra work of process ``most``,
-    # a process makes the others wait half as long.
     proportional = by_process[most] * own_us / own_us[most]
     least = np.minimum(_LEAST_IF_APART * proportional, _GAP * of_others)
     waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least[one]]
@@ -212,12 +197,6 @@ def _tested(
     least_share: float,
     longer_by_chance: float,
 ) -> LateRank | None:
-    """Tests the candidates as one process; None if chance may explain the waiting for them.
-
-    ``longer_by_chance`` is the probability that chance explains the candidates' own longer time;
-    NaN if this time does not show that all of them were late. This probability decides if the parts
-    of the run with waiting for the candidates are too few independent observations for a test.
-    """
     first, others = candidates[0], list(candidates[1:])
     merged = beyond.copy()
     merged[:, first] = beyond[:, list(candidates)].sum(axis=1)
@@ -227,7 +206,7 @@ def _tested(
         pairs = traced.pairs_us * _NS_PER_US
         pairs[:, first] = pairs[:, list(candidates)].sum(axis=1)
         pairs[:, others] = 0.0
-        if not pairs[:, first].any():  # over the whole run, the waiting began with another process
+        if not pairs[:, first].any():
             return None
     block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
     merged_ns = merged * _NS_PER_US

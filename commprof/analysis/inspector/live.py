@@ -1,8 +1,8 @@
-"""Follows a running job in NCCL Inspector's logs: totals, and which processes make others wait.
+"""Follows the NCCL Inspector logs of a running job, and finds processes that make others wait.
 
-Calls are counted once every rank has written them, and then forgotten, so that memory does not
-grow with the job. A process that has not written for much longer than usual is no longer waited
-for; its ranks count as missing.
+A call is counted when all ranks have written it. Its records are then freed, so that memory does
+not grow with the job. If a process writes nothing for much longer than usual, its ranks count as
+missing.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: A process is no longer waited for if it has written nothing for ``_PATIENCE_S``, and for
-#: ``_GAPS`` times the usual longest gap between two writes (the median over the processes).
+#: The ranks of a process count as missing if it has written nothing for ``_PATIENCE_S`` seconds and
+#: for ``_GAPS`` times the usual longest gap between two writes.
 _PATIENCE_S: Final = 30.0
 _GAPS: Final = 3.0
-#: Number of parts of the run that the test of late processes covers. A part ends once every process
-#: has written ``_WRITES_A_PART`` times in it. The processes write at different times, so that in a
-#: shorter part the communicators would advance unevenly.
+#: The test of late processes covers the last ``_MOST_PARTS`` parts of the run. A part ends when
+#: every process has written ``_WRITES_A_PART`` times. Processes write at different times, so in
+#: shorter parts the communicators would advance unevenly.
 _MOST_PARTS: Final = 200
 _WRITES_A_PART: Final = 5
-#: If logs are read once, as a snapshot: smallest number of calls in each part of the run, if there
-#: are so many.
+#: In a snapshot, each part of the run has at least this many calls, if possible.
 _CALLS_A_PART: Final = 8
 #: Largest number of processes for which waiting is kept for each pair of processes.
 _MOST_PAIRS: Final = 2048
@@ -61,22 +60,22 @@ _MOST_KINDS: Final = 12
 
 @dataclass(frozen=True)
 class LiveProcess:
-    """One process; totals since the beginning of its log."""
+    """A process, with totals since the beginning of its log."""
 
     process: Process
-    #: Rank in the communicator that all processes share; None if there is none.
+    #: Rank in the communicator that all processes share; None if there is no such communicator.
     rank: int | None
     #: False if the process has written nothing for much longer than usual.
     writes: bool
-    #: Time in collectives and messages whose waiting is known; the next field is the waiting in
-    #: this time.
+    #: Time in collectives and messages whose waiting is known.
     time_s: float
+    #: Part of ``time_s`` that is waiting.
     waited_s: float
-    #: Time for which other processes waited because of this process, summed over them; without the
+    #: Waiting that this process caused, summed over the other processes. It does not include the
     #: current part of the run.
     caused_s: float
-    #: These are the previous three times, over the parts of the run that ``InspectorState.late``
-    #: covers.
+    #: The next three fields are ``time_s``, ``waited_s`` and ``caused_s`` in those parts of the run
+    #: that ``InspectorState.late`` covers.
     recent_time_s: float
     recent_waited_s: float
     recent_caused_s: float
@@ -94,15 +93,14 @@ class InspectorState:
     #: None if there are none, or if some are late.
     slower: SlowerProcesses | None
     communicators: int
-    #: Number of calls counted so far; the next field is the number of missing records of these
-    #: calls.
     calls: int
+    #: Number of records of these calls that are missing.
     lost_records: int
-    #: The kinds of operations that took most time in the latest look that read any operation.
+    #: Kinds of operations that took most time, among the operations that were counted last.
     kinds: tuple[KindRow, ...]
-    #: Time since any process wrote.
+    #: Time since the latest write of any process.
     since_written_s: float
-    #: True if records or ranks are missing: waiting is at least what is shown.
+    #: True if records or ranks are missing, so that the true waiting may be longer.
     is_lower_bound: bool
     #: Caveats, as sentences without a full stop.
     problems: tuple[str, ...]
@@ -116,8 +114,6 @@ class InspectorState:
 
 @dataclass
 class _Part:
-    """Origins of waiting in one part of the run; in a snapshot, in several parts together."""
-
     traced: InspectedOrigins
     time_us: Floats
 
@@ -133,15 +129,10 @@ class _Totals:
 
 
 class _Growing:
-    """Splits complete calls and removes them from the members; see :class:`Splitter`."""
+    """Splits complete calls, and removes their records from the members."""
 
     def __init__(self, stopped: set[tuple[str, int]], is_snapshot: bool) -> None:
-        """Makes a splitter for one look at the logs.
-
-        Args:
-            stopped: processes that are not waited for, as host and process id.
-            is_snapshot: True if no further writes are awaited.
-        """
+        """``stopped``: host and process id of each process that no longer writes."""
         self._stopped, self._is_snapshot = stopped, is_snapshot
 
     def collectives(
@@ -167,30 +158,21 @@ class LiveLogs:
     """Follows the logs in one folder; not thread-safe."""
 
     def __init__(self, folder: Path, is_snapshot: bool = False) -> None:
-        """Reads nothing yet.
-
-        Args:
-            folder: where the job writes its logs.
-            is_snapshot: True to count the present content of the logs, without waiting for any
-                process.
-        """
+        """``is_snapshot``: True to count the present content only, without waiting for writes."""
         self._tail = InspectorTail(folder)
         self._is_snapshot = is_snapshot
         self._processes: dict[Process, int] = {}
         self._totals = _Totals()
         self._recent: deque[_Part] = deque()
-        #: ``[3, process]``, over the parts in ``_recent``: time, waiting, and waiting caused, in
-        #: µs.
+        #: Three rows, in µs over the parts in ``_recent``: time, waiting and caused waiting. Each
+        #: process has a column.
         self._recent_us: Floats = np.zeros((3, 0))
         self._late: tuple[LateProcess, ...] = ()
         self._slower: SlowerProcesses | None = None
-        #: Waiting by group; the next attribute is the time by process. Both are of the current part
-        #: of the run.
         self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
         self._time_us: Floats = np.zeros(0)
         #: Time of each process in all operations; empty unless the logs are read as a snapshot.
         self._operation_us: Floats = np.zeros(0)
-        #: How often each log had grown when the current part began.
         self._growths: dict[Path, int] = {}
         self._pairs_us: Floats | None = np.zeros((0, 0))
         self._first_seen_s: dict[tuple[str, int], float] = {}
@@ -198,7 +180,6 @@ class LiveLogs:
         self._kinds: tuple[KindRow, ...] = ()
         #: Logs whose operations are counted.
         self._joined: set[Path] = set()
-        #: Sentences about ranks that are in several logs.
         self._left_out: list[str] = []
 
     @property
@@ -208,18 +189,18 @@ class LiveLogs:
 
     @property
     def problems(self) -> list[str]:
-        """Sentences about what cannot be read, or was not written."""
+        """Sentences about logs that are empty or cannot be read."""
         found = [*self._tail.problems, *self._left_out]
         if self._tail.empty:
             found.append(
-                f"{counted(len(self._tail.empty), 'log')} without content: unless "
-                "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS is set for the job, NCCL "
-                "Inspector writes nothing before a communicator ends"
+                f"{counted(len(self._tail.empty), 'log')} without content: NCCL Inspector writes "
+                "nothing before a communicator ends, unless "
+                "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS is set for the job"
             )
         return found
 
     def look(self) -> InspectorState | None:
-        """Reads and counts new operations; None before the first operation."""
+        """Reads new operations and returns the job's state; None before the first operation."""
         self._tail.look()
         if not self._is_snapshot or self._tail.caught_up:
             self._count()
@@ -247,12 +228,12 @@ class LiveLogs:
     def _members(self) -> list[InspectorMember]:
         """Returns the members of all logs whose calls can be counted now.
 
-        If a process has several logs, their calls are counted in the order of the dumps. So a log
-        is left out until all earlier logs of its process have been read to their ends.
+        The calls of a process are counted in the order of its dumps. So a log is left out until all
+        earlier logs of its process have been read to their ends.
         """
         logs = self._tail.logs
         unread = [log for log in logs.values() if not log.is_read]
-        # as long as a log has no members, it is not known which process wrote it
+        # If a log has no members yet, it is not known which process wrote the log.
         if all(log.log.members for log in unread):
             first_us: dict[tuple[str, int], int] = {}
             for log in unread:
@@ -275,7 +256,7 @@ class LiveLogs:
         ]
 
     def _is_ready(self, key: tuple[str, int], recorded: int) -> bool:
-        """True if all ranks of a communicator wrote, or were waited for long enough."""
+        """True if all ranks of a communicator have written, or the missing ranks are overdue."""
         since_s = self._first_seen_s.setdefault(key, time.monotonic())
         is_late = time.monotonic() - since_s > self._patience_s()
         return recorded == key[1] or self._is_snapshot or is_late
@@ -285,8 +266,7 @@ class LiveLogs:
         return max(_PATIENCE_S, _GAPS * float(np.median(gaps)) if gaps else 0.0)
 
     def _stopped(self) -> set[tuple[str, int]]:
-        """Returns the processes that no longer write, as host and process id."""
-        grew_s: dict[tuple[str, int], float] = {}  # in any of the process's logs
+        grew_s: dict[tuple[str, int], float] = {}
         for log in self._tail.logs.values():
             for member in log.log.members:
                 process = member.host, member.pid
@@ -300,11 +280,10 @@ class LiveLogs:
         }
 
     def _add(self, job: InspectedJob) -> None:
-        """Adds the calls of one look to the totals, and to the current part of the run."""
         totals, count = self._totals, len(job.processes)
         if self._is_snapshot:
-            # In a running job, communicators may have advanced unevenly, so that the times of two
-            # processes in all operations cannot be compared.
+            # In a running job, communicators may have advanced unevenly, and then these times of
+            # two processes cannot be compared.
             self._operation_us = operation_time(job)
         is_new = False
         for one in job.communicators:
@@ -333,7 +312,6 @@ class LiveLogs:
         self._kinds = kind_rows(job.communicators)[:_MOST_KINDS]
 
     def _is_part_over(self) -> bool:
-        """True if every process that still writes has written often enough since the part began."""
         if self._is_snapshot:
             return True
         newest_s = max(log.grew_s for log in self._tail.logs.values())
@@ -357,8 +335,7 @@ class LiveLogs:
         while self._parts() - len(self._recent[0].traced.began_us) >= _MOST_PARTS:
             gone = self._recent.popleft().traced.began_us.sum()
             if self._pairs_us is not None and (left := self._pairs_us.sum()) > 0:
-                # Pairs are kept as a sum over parts, so the oldest part is removed by scaling the
-                # sum.
+                # Only the sum over all parts is kept, so scaling replaces removing the oldest part.
                 self._pairs_us *= max(0.0, 1 - gone / left)
         self._judge()
 
@@ -430,12 +407,12 @@ class LiveLogs:
         if missing:
             found.append(
                 f"{counted(missing, 'rank')} of communicators left no log: a rank without a log "
-                "may be the late one"
+                "may be the late rank"
             )
         if self._totals.lost:
             found.append(
-                f"{counted(self._totals.lost, 'record')} of calls that other ranks recorded are "
-                "missing: waiting is at least what is shown"
+                f"{counted(self._totals.lost, 'record')} are missing, although other ranks "
+                "recorded the same calls: the true waiting may be longer than shown"
             )
         if self._totals.unmatched:
             unmatched = counted(self._totals.unmatched, "record")
@@ -444,12 +421,12 @@ class LiveLogs:
 
 
 def _widened(values: Floats, count: int) -> Floats:
-    """Returns ``values`` with zeros appended on the last axis, for processes found later."""
+    """Appends zeros to the last axis of ``values``, for processes that were found later."""
     wider = np.zeros((*values.shape[:-1], count))
     wider[..., : values.shape[-1]] = values
     return wider
 
 
 def logs_in(folder: Path, is_snapshot: bool = False) -> LiveLogs | None:
-    """Returns a reader of the logs in a folder; None if there are none, not even empty ones."""
+    """Returns a reader of the logs in a folder; None if the folder holds no log."""
     return LiveLogs(folder, is_snapshot) if holds_logs(folder) else None

@@ -1,16 +1,16 @@
 """Traces waiting to the processes where it began, across communicators.
 
-A process that comes late to one communicator may have waited in another: the ranks of a
-tensor-parallel group all come late to their data-parallel groups if one of them is slow. Suppose
-that in a part of the run a process makes each other rank of a communicator wait for a time ``d``,
-and that the process itself waits in its other communicators for a time ``s`` in all. Then
-``max(0, d - s) / d`` of the waiting began with this process. The rest is passed on to the processes
-for which this process waited in the other communicators, in proportion to that waiting, and so on.
+A process that comes late to one communicator may have waited in another communicator. If one rank
+of a tensor-parallel group is slow, all ranks of this group come late to their data-parallel groups.
+Suppose that in a part of the run, a process makes each other rank of a communicator wait for a time
+``d``, and that this process waits in its other communicators for a time ``s`` in all. Then
+``max(0, d - s) / d`` of the waiting began with this process. The remaining waiting is passed on to
+the processes for which this process waited, in proportion to its waiting for each process. These
+processes pass it on in the same way.
 
-If it is not known for whom a process waited, the waiting counts for nobody: in a broadcast, a
-reduce, or a message without its partner's record. The same holds for calls of which the process's
-record is lost; in these it is assumed to have waited as long as in its mean call of that
-communicator. What counts for the processes, and what counts for nobody, adds up to all waiting.
+If it is not known for whom a process waited, its waiting counts for no process. This happens in a
+broadcast, in a reduce, and in a message without its partner's record. If the process's own record
+of a call is lost, its waiting in this call is estimated, and counts for no process either.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from commprof.analysis.inspector.communicators import (
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Waiting is passed on from process to process at most this many times; then it counts for the
-#: process that it has reached.
+#: Waiting is passed on from process to process at most this many times.
 _MOST_PASSES = 8
 _NEGLIGIBLE = 1e-3
-#: For at most this many processes, waiting is kept for each pair of processes, in a table of at
-#: most 512 MB.
+#: Largest number of processes for which waiting is kept for each pair of processes. The table then
+#: takes 512 MiB.
 _MOST_PAIRS = 8192
 
 
@@ -43,11 +42,11 @@ _MOST_PAIRS = 8192
 class InspectedOrigins:
     """Waiting of a job in µs, by the process where the waiting began."""
 
-    #: ``[block, process]``, summed over the processes that waited.
+    #: As ``[block, process]``, summed over the processes that waited.
     began_us: Floats
-    #: Waiting of each process in each block.
+    #: Waiting of each process, as ``[block, process]``.
     waited_us: Floats
-    #: ``[waiting process, process]``, summed over the run; None for very large jobs.
+    #: As ``[waiting process, process]``, summed over the run; None for very large jobs.
     pairs_us: Floats | None
 
 
@@ -55,30 +54,23 @@ class InspectedOrigins:
 class WaitingGroup:
     """Waiting of the processes of one communicator."""
 
-    #: Identifies the group among all groups of the job.
     key: tuple[str | int, ...]
     process: Ints
-    #: In µs, as ``[block, member]``: waiting of others for the member; the next field is the
-    #: member's own waiting.
+    #: Waiting for each member, in µs, as ``[block, member]``.
     caused: Floats
+    #: Waiting of each member, in µs, as ``[block, member]``.
     waited: Floats
-    #: False if it is known that a rank waited in these operations, but not for which rank.
+    #: True if it is known for which ranks the members waited.
     is_known: bool = True
-    #: Key of the communicator if all of its members wait in the operations of this group, and so
-    #: leave them together: then a member's waiting here does not make it late in other groups with
-    #: this key. If empty, ``key`` is used instead.
+    #: A member's waiting in one group does not make the member late in another group with the same
+    #: ``together_key``. If empty, ``key`` is used instead.
     together_key: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Entries:
-    """One entry for each process in each group."""
-
     communicator: Ints
     process: Ints
-    #: Index of the pair of process and ``WaitingGroup.together_key``. Two entries have the same
-    #: index if they belong to one process, and the process's waiting in one group does not make it
-    #: late in the other group.
     together: Ints
     others: Ints
     caused: Floats
@@ -91,7 +83,7 @@ def origins(job: InspectedJob) -> InspectedOrigins:
 
 
 def traced(groups: Sequence[WaitingGroup], count: int) -> InspectedOrigins:
-    """Finds where the waiting of ``count`` processes began; all groups have the same blocks."""
+    """Finds where the waiting of ``count`` processes began. All groups have the same blocks."""
     entries = _entries(groups)
     in_blocks = zip(entries.caused, entries.waited, strict=True)
     began = [
@@ -116,9 +108,9 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> InspectedOrigins:
 
 
 def groups_of(job: InspectedJob) -> list[WaitingGroup]:
-    """Returns a group with the waiting of each communicator, and groups of unknown causes.
+    """Returns groups with the waiting in each communicator.
 
-    The latter hold waiting for ranks that are not known, and estimates for calls without records.
+    Separate groups hold waiting for unknown ranks, and estimates for calls whose records are lost.
     """
     found = []
     for each in job.communicators:
@@ -142,10 +134,10 @@ def groups_of(job: InspectedJob) -> list[WaitingGroup]:
 def _lost(
     communicator: InspectedCommunicator, key: tuple[str | int, ...], blocks: int
 ) -> Iterator[WaitingGroup]:
-    """Estimates the ranks' waiting in calls whose records are lost.
+    """Yields groups with the estimated waiting in calls whose records are lost.
 
-    In operations such as a reduce only some ranks wait, and come late to the next call of the same
-    communicator. In all other operations, all ranks of the communicator wait together.
+    After an operation such as a reduce, a rank that waited comes late to the next call of the same
+    communicator. All ranks leave a split operation together.
     """
     for is_split, together_key in ((True, key), (False, ())):
         waited = np.zeros((blocks, len(communicator.recorded)))
@@ -199,7 +191,6 @@ def _carried_back(
     mass = mass[:, causing]
     delay = caused / others
     passed = np.where(delay > 0, np.minimum(1.0, elsewhere / np.where(delay > 0, delay, 1.0)), 0.0)
-    # Fraction of a communicator's waiting that is waiting for this entry's process.
     part = caused / in_communicator[communicators]
     began = np.zeros((len(mass), processes))
     least = _NEGLIGIBLE * mass.sum()
@@ -223,13 +214,13 @@ def _carried_back(
 def _pairs(process: Ints, communicator: Ints, waited: Floats, began: Floats) -> Floats:
     """Returns waiting in µs as ``[waiting process, process where it began]``, for the whole run.
 
-    All members of a communicator are taken to wait for the same processes.
+    All members of a communicator are assumed to wait for the same processes.
 
     Args:
         process: process of each entry.
         communicator: communicator of each entry, as a row of ``began``.
         waited: waiting of each entry.
-        began: ``[communicator, process]``: where the waiting seen in a communicator began.
+        began: ``[communicator, process]``: where the waiting in a communicator began.
     """
     total = began.sum(axis=1, keepdims=True)
     shares = began / np.where(total > 0, total, 1.0)

@@ -1,4 +1,4 @@
-"""Figures of a job from logs of NCCL Inspector: late processes, waiting, and transfers by size."""
+"""Computes the figures of a job from logs of NCCL Inspector."""
 
 from __future__ import annotations
 
@@ -40,24 +40,23 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: Fraction of the waiting that is too small to mention.
+#: Smaller fractions of the waiting are not mentioned.
 _NEGLIGIBLE = 0.01
-#: Largest number of processes that a caveat names.
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class ProcessRow:
-    """One process, over all of its communicators."""
+    """A process, with its times in all communicators together."""
 
     process: Process
     #: Rank in the communicator of all processes; None if there is no such communicator.
     rank: int | None
-    #: Time in collectives and messages whose waiting is known; the next field is the waiting in
-    #: this time.
+    #: Time in collectives and messages whose waiting is known.
     time_s: float
+    #: Part of ``time_s`` that is waiting.
     waited_s: float
-    #: Time for which other processes waited because of this process, summed over them.
+    #: Waiting that this process caused, summed over the other processes.
     caused_s: float
     #: Time in operations whose waiting is not known, such as broadcasts.
     unsplit_s: float
@@ -73,33 +72,33 @@ class KindRow:
     #: Size as nccl-tests counts it.
     size_bytes: int
     calls: int
-    #: Mean time of a rank in a call, waiting and transfer.
+    #: Mean time of a rank in a call: waiting and transfer together.
     time_us: float
     #: Mean waiting of a rank in a call; NaN if it is not known.
     wait_us: float
-    #: Median over the calls that all ranks recorded; NaN if there are none.
+    #: Median of the calls that all ranks recorded; NaN if there are no such calls.
     transfer_us: float
     #: Bus bandwidth of the transfer alone; NaN if unknown.
     busbw_gb_per_s: float
-    #: Bus bandwidth over the whole mean time, waiting included, as Inspector states it.
+    #: Bus bandwidth computed from ``time_us``, as NCCL Inspector does.
     busbw_with_waiting_gb_per_s: float
-    #: Algorithm and protocol with the number of records, the most frequent first; empty if the
-    #: format has none.
+    #: Number of records of each algorithm and protocol, the most frequent first. Empty if the logs
+    #: do not name algorithms.
     algorithms: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """A step, as repeated calls show it; it may be only a part of a step, such as a micro-batch."""
+    """A step, or a part of a step such as a micro-batch, found from repeated calls."""
 
     steps: int
-    #: Communicator whose repeated calls define a step; the next field describes these calls in
-    #: words.
+    #: Communicator whose repeated calls define a step.
     communicator: str
+    #: These calls in words.
     calls: str
-    #: Waiting of a process in a step, as a mean over processes and steps; the next field is its
-    #: transfer.
+    #: Mean waiting of a process in a step.
     wait_ms: float
+    #: Mean transfer of a process in a step.
     transfer_ms: float
 
 
@@ -118,18 +117,18 @@ class CommunicatorRow:
     #: Mean time of a recorded rank in the communicator's operations.
     time_s: float
     wait_s: float
-    #: Process that caused most of the waiting in this communicator, before waiting is traced to
-    #: others; the next field is the fraction that it caused.
+    #: Process that caused most waiting in this communicator. The waiting may have begun elsewhere.
     most_waited_for: Process | None
+    #: Fraction of the communicator's waiting that this process caused.
     most_share: float
     lost_records: int
-    #: Calls that no rank recorded, counted as gaps in the calls' sequence numbers.
+    #: Number of calls that no rank recorded. They leave gaps in the sequence numbers.
     missing_calls: int
 
 
 @dataclass(frozen=True)
 class InspectedLogs(FieldGroup):
-    """Numbers of logs and of their contents."""
+    """Path and contents of the logs."""
 
     path: Path
     versions: tuple[str, ...]
@@ -142,16 +141,16 @@ class InspectedLogs(FieldGroup):
 class MeanTimes(FieldGroup):
     """Mean times per process."""
 
-    #: Time in collectives and messages whose waiting is known; the next field is the waiting in
-    #: this time.
+    #: Time in collectives and messages whose waiting is known.
     time_s: float
+    #: Part of ``time_s`` that is waiting.
     wait_s: float
     #: Time in operations whose waiting is not known, such as broadcasts.
     unsplit_s: float
 
     @property
     def waiting(self) -> float:
-        """Waiting as a fraction of the time in which it is known; ``time_s`` is not 0."""
+        """Waiting as a fraction of ``time_s``, which must not be 0."""
         return self.wait_s / self.time_s
 
 
@@ -159,7 +158,7 @@ class MeanTimes(FieldGroup):
 class LowestBandwidth(FieldGroup):
     """Process with the lowest mean bandwidth, which other tools call slow."""
 
-    #: None if no operation's waiting is known.
+    #: None if no waiting is known.
     lowest_bandwidth: Process | None
     #: Waiting as a fraction of this process's time in operations.
     lowest_waits: float
@@ -181,10 +180,10 @@ class InspectorResult:
     process_rows: tuple[ProcessRow, ...]
     communicators: tuple[CommunicatorRow, ...]
     graph_captured: int
-    #: True if calls or ranks are missing, so that waiting is at least what is shown.
+    #: True if calls or ranks are missing, so that the true waiting may be longer.
     is_lower_bound: bool
-    #: A process must be late, or work longer than the others, by at least this time over the run to
-    #: be distinguished from them; if it is late by less, it may be missed. NaN if it is not known.
+    #: A process that is late by less than this time, summed over the run, may be missed. NaN if
+    #: unknown.
     least_late_s: float
     #: Caveats on unknown figures and unreadable data, as sentences without a full stop.
     caveats: tuple[str, ...]
@@ -205,7 +204,7 @@ def inspector_result(path: Path, progress: Progress | None = None) -> InspectorR
 
 
 def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
-    """Computes the figures of a job from logs and their split into waiting and transfer."""
+    """Computes the figures of a job from its logs and from the split times in ``job``."""
     traced = origins(job)
     time_us = time_by_process(job, is_split=True)
     unsplit_us = time_by_process(job, is_split=False)
@@ -247,7 +246,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
 
 
 def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None:
-    """Returns a step's mean waiting and transfer, from the processes' mean times over the run."""
+    """Divides the mean times of a process in the whole run by the number of steps."""
     found = steps_of(job.repeated)
     if found is None:
         return None
@@ -278,7 +277,6 @@ def world_ranks(job: InspectedJob) -> dict[int, int]:
 def _process_rows(
     job: InspectedJob, traced: InspectedOrigins, time_us: Floats, unsplit_us: Floats
 ) -> tuple[ProcessRow, ...]:
-    """Returns a row per process, ordered by rank, or else by host and process id."""
     ranks = world_ranks(job)
     columns = (time_us, traced.waited_us.sum(axis=0), traced.began_us.sum(axis=0), unsplit_us)
     figures = (np.array(columns).T / 1e6).tolist()
@@ -296,9 +294,9 @@ def _process_rows(
 
 
 def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
-    """Returns each process's time in µs in those operations whose waiting is, or is not, known.
+    """Returns the time in µs that each process spends in operations.
 
-    ``is_split``: True for operations whose waiting is known, False for all others.
+    ``is_split``: True for operations whose waiting is known, False for all other operations.
     """
     total = np.zeros(len(job.processes))
     for communicator in job.communicators:
@@ -309,10 +307,10 @@ def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
 
 
 def _lowest_bandwidth(job: InspectedJob, time_us: Floats, waited_us: Floats) -> LowestBandwidth:
-    """Returns the process with the lowest mean bandwidth: it has most time in operations.
+    """Returns the process with the most time in operations.
 
-    All ranks of a communicator exchange equally many bytes, so the rank with the most time has the
-    lowest mean bandwidth.
+    All ranks of a communicator exchange equally many bytes, so this process has the lowest mean
+    bandwidth.
     """
     if not len(time_us) or not time_us.max() > 0 or not waited_us.sum() > 0:
         return LowestBandwidth(None, math.nan)
@@ -321,7 +319,7 @@ def _lowest_bandwidth(job: InspectedJob, time_us: Floats, waited_us: Floats) -> 
 
 
 def kind_rows(communicators: Sequence[InspectedCommunicator]) -> tuple[KindRow, ...]:
-    """Returns one row per kind, number of ranks and size, the most time first."""
+    """Returns a row for each kind, number of ranks and size, sorted by time, the longest first."""
     same: dict[tuple[str, int, int, bool], list[InspectorSize]] = {}
     algorithms: dict[tuple[str, int, int], Counter[str]] = {}
     for communicator in communicators:
@@ -394,7 +392,6 @@ def _communicator_row(communicator: InspectedCommunicator, job: InspectedJob) ->
 
 
 def _by_loss(job: InspectedJob) -> str:
-    """Names the processes whose logs lack most records; empty if the logs lack none."""
     lost: Counter[int] = Counter()
     for one in job.communicators:
         for waits in one.split:
@@ -407,7 +404,6 @@ def _by_loss(job: InspectedJob) -> str:
 def _unknown(
     logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins, least_late_s: float
 ) -> list[str]:
-    """Returns sentences on figures that these logs cannot show."""
     waits_of_all = [each.waits for one in job.communicators for each in one.operations]
     lost = sum(each.lost_records for each in waits_of_all)
     dropped = sum(one.dropped for one in job.communicators)
@@ -423,16 +419,16 @@ def _unknown(
     steps = "steps, " if steps_of(job.repeated) is None else "step times, "
     found = [
         f"the logs hold no {steps}phases or compute, so exposed communication is not known; calls "
-        "below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8192 unless set) are not in them"
+        "below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8192 unless set) are not logged"
     ]
     if lost:
         little = "little" if math.isnan(least_late_s) else f"less than {least_late_s:.3g} s in all"
-        rings = f", of which full ring buffers dropped at least {dropped}" if dropped else ""
+        rings = f". Full ring buffers dropped at least {dropped} records" if dropped else ""
         found.append(
-            f"{counted(lost, 'record')} of calls that other ranks recorded are missing"
-            f"{_by_loss(job)}{rings}: waiting is at least what is shown, and a process that is "
-            f"late by {little} may be missed. A larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE or a "
-            "shorter dump interval keeps more records"
+            f"{counted(lost, 'record')} are missing{_by_loss(job)}, although other ranks recorded "
+            f"the same calls{rings}. So the true waiting may be longer than shown, and a process "
+            f"that is late by {little} may be missed. A larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE "
+            "or a shorter dump interval keeps more records"
         )
     gaps = sum(waits.missing_calls for waits in waits_of_all)
     if gaps:
@@ -442,7 +438,7 @@ def _unknown(
         )
     for number, noun, what in (
         (untimed, "record", "without a time of the GPU's clock"),
-        (unmatched, "record", "of messages or replayed graphs without a match on another rank"),
+        (unmatched, "record", "of messages or replayed graphs that no other rank recorded"),
         (sizes, "call", "for which ranks recorded different sizes"),
     ):
         if number:
@@ -450,15 +446,16 @@ def _unknown(
     if unsplit:
         kinds = " and ".join(sorted(unsplit))
         found.append(
-            f"it is not known for whom a rank waits in {kinds}, as the logs do not name the root"
+            f"it is not known for whom a rank waits in {kinds}, because the logs do not name the "
+            "root"
         )
     waited_us = float(traced.waited_us.sum())
     nobodys = 1 - float(traced.began_us.sum()) / waited_us if waited_us > 0 else 0.0
     if nobodys >= _NEGLIGIBLE:
         found.append(
-            f"{nobodys:.0%} of the waiting is for processes that had waited themselves, in "
-            "operations for which the logs do not tell whom they waited for; this part counts for "
-            "no process"
+            f"{nobodys:.0%} of the waiting is for processes that had waited themselves, but the "
+            "logs do not show for which process they had waited. This part of the waiting counts "
+            "for no process"
         )
     if logs.empty:
         found.append(

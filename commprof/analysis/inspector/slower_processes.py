@@ -1,7 +1,7 @@
-"""Several processes that work longer than all others, such as those of a slow host.
+"""Finds several processes that work longer than all others, such as the processes of a slow host.
 
-The others wait for all of them, and each comes last now and then, so no process stands out by the
-waiting that it causes. But all of them spend less time in operations than the others, see
+Each of these processes comes last now and then, so no process stands out by the waiting that it
+causes. But all of these processes spend less time in operations than the others, see
 :mod:`commprof.analysis.inspector.own_time`.
 """
 
@@ -21,28 +21,29 @@ from commprof.stats.outliers import standing_out
 
 Floats = npt.NDArray[np.float64]
 
-#: In most parts of the run, the waiting that began with the slower processes must be at least this
-#: fraction of its mean over all parts.
+#: A part of the run counts only if the waiting for slower processes is at least this fraction of
+#: the mean over all parts.
 _OF_MEAN_PART = 0.1
 
 
 @dataclass(frozen=True)
 class SlowerProcesses:
-    """Two or more processes that work longer than all others with which they exchange data.
+    """Two or more processes that work longer than all others.
 
-    They are at most half of the processes that exchange data.
+    They are at most half of the processes that exchange data with each other.
     """
 
     processes: tuple[Process, ...]
-    #: Hosts whose processes these are; empty unless these are all processes of one or more hosts.
+    #: Hosts of these processes; empty unless ``processes`` has all processes of these hosts.
     hosts: tuple[str, ...]
-    #: The least excess of one of these processes: its time outside of all operations, minus the
-    #: median of the other processes' times.
+    #: Time outside of all operations, minus the median of the other processes. The smallest value
+    #: of all ``processes``.
     longer_s: float
-    #: Waiting that began with them, summed over the waiting processes, and its fraction of all
-    #: waiting; next, the same waiting as a mean over the other processes.
+    #: Waiting that began with these processes, summed over the waiting processes.
     wait_s: float
+    #: ``wait_s`` as a fraction of all waiting.
     share: float
+    #: ``wait_s`` divided by the number of other processes.
     wait_per_process_s: float
     #: Mean waiting of these processes themselves.
     waits_s: float
@@ -59,10 +60,9 @@ def slower_processes(
         time_us: time of each process in operations whose waiting is known.
         operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
 
-    The time of the named processes outside of operations stands out from the spread of the others.
-    The named processes caused at least 60 % of all waiting of the processes that exchange data,
-    over the whole run and in at least three quarters of its parts. This waiting is at least 2 % of
-    the other processes' time in operations. Stages of a pipeline that have more work are not named.
+    The returned processes caused at least 60 % of all waiting, over the whole run and in at least
+    three quarters of its parts. This waiting is at least 2 % of the other processes' time in
+    operations. Slower stages of a pipeline are not returned.
     """
     sets = process_sets(job.communicators, len(job.processes))
     for number in np.unique(sets).tolist():
@@ -105,7 +105,7 @@ def _in_most_parts(traced: InspectedOrigins, slower: npt.NDArray[np.int64]) -> b
 
 
 def _are_stages(job: InspectedJob, slower: npt.NDArray[np.int64]) -> bool:
-    """True if each pipeline has some of these processes: then they are stages, not a slow host."""
+    """True if each pipeline has some of these processes, which are then stages, not a slow host."""
     pipelines = [
         communicator
         for communicator in job.communicators

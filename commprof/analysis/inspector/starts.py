@@ -1,13 +1,12 @@
-"""Tells apart the starts of a job that wrote logs of the same communicators into one folder.
+"""Separates the logs of a job that was started several times with the same communicator ids.
 
-NCCL derives a communicator's id from random bytes, but not if ``NCCL_COMM_ID`` is set: then a job
-that is started again uses the same ids, and counts its calls from the beginning again. Each rank
-then has one process per start. In the order of their dumps, the first processes of all ranks belong
-to the first start, and so on. If a rank left no log in some starts, its processes belong to the
-starts whose dumps are nearest, if possible by the clock of the same host.
+NCCL derives a communicator's id from random bytes. But if ``NCCL_COMM_ID`` is set, a job that is
+started again uses the same ids. Each rank then has one process per start. The processes of a rank
+are assigned to the starts in the order of their dumps. If a rank left no log in some starts, its
+processes are assigned to the starts with the nearest dumps.
 
-The ids are also the same if jobs on several hosts each use the address of their own host, such as
-127.0.0.1. So if each host has one process of every rank, the processes of each host are one start.
+Jobs on several hosts also have the same ids if each job uses the address 127.0.0.1. So if each host
+has one process of every rank, the processes of each host are one start.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
 
 
 class Logged(NamedTuple):
-    """What a process logged of a communicator, joined if it wrote several logs."""
+    """Log of one process about one communicator; several logs are joined."""
 
     member: InspectorMember
-    #: Times of the first and last dump in all logs of the process; the times in ``member`` are
-    #: those of its first log.
     begin_us: int
+    #: Time of the last dump in all logs of the process; ``member`` has the times of the first log.
     end_us: int
 
 
@@ -33,7 +31,7 @@ def by_start(processes: Mapping[int, Sequence[Logged]]) -> list[dict[int, Inspec
     """Returns the members of a communicator by rank, for each start of the job.
 
     Args:
-        processes: for each rank, what its processes logged; each rank has at least one process.
+        processes: logs of the processes of each rank; each rank has at least one process.
     """
     count = max(len(members) for members in processes.values())
     hosts = [sorted(log.member.host for log in members) for members in processes.values()]
@@ -64,9 +62,9 @@ def by_start(processes: Mapping[int, Sequence[Logged]]) -> list[dict[int, Inspec
 
 
 def _apart_us(logged: Logged, others: Collection[Logged]) -> int:
-    """Returns the time between a process's dumps and the nearest process's; negative for overlap.
+    """Returns the gap between a process's dumps and the nearest other dumps; negative for overlap.
 
-    If any of the other processes are on the same host, only these are compared.
+    Processes on other hosts count only if no other process is on the same host.
     """
     of_host = [other for other in others if other.member.host == logged.member.host]
     return min(

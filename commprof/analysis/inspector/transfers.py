@@ -1,4 +1,4 @@
-"""Transfers of a job's collectives, without waiting: for cost curves, and to compare two jobs."""
+"""Collects the transfers of a job's collectives, for cost curves and to compare two jobs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Floats = npt.NDArray[np.float32]
 
 #: Value of ``instrument`` in the context of a sweep that was made from logs of NCCL Inspector.
 INSPECTOR: Final = "NCCL Inspector"
-#: A median is used only of at least this many calls of one kind and size.
+#: A median is used only if there are at least this many calls of one kind and size.
 LEAST_CALLS: Final = 3
-#: Number of parts of a run; :func:`sweep_of` takes each part as a round.
+#: Number of parts of a run; :func:`sweep_of` treats each part as a round.
 _ROUNDS: Final = 20
 
 
@@ -31,14 +31,14 @@ _ROUNDS: Final = 20
 class InspectedTransfers:
     """Transfers of all calls with equal operation, number of ranks, size and ``crosses_hosts``."""
 
-    #: c10d's name.
+    #: c10d's name of the operation.
     op: str
     ranks: int
     #: Size as nccl-tests counts it.
     size_bytes: int
     #: True if the ranks were on several hosts; None if the logs do not tell.
     crosses_hosts: bool | None
-    #: Transfer of each call in µs, in the order of the calls: one array per communicator.
+    #: Transfer of each call in µs, in the order of the calls, with one array per communicator.
     by_communicator_us: tuple[Floats, ...]
 
     @property
@@ -88,8 +88,8 @@ def sweep_of(job: InspectedJob, path: Path) -> SweepResult:
             "instrument": INSPECTOR,
             "world_size": len(job.processes),
             "remarks": [
-                f"{quoted(path)}: times are those of transfers in a running job; other traffic and "
-                "compute may have lengthened them. Parts of the run are taken as rounds"
+                f"{quoted(path)}: the times are from transfers in a running job, which other "
+                "traffic and compute may have lengthened. Parts of the run count as rounds"
             ],
             "machine": {},
         },
@@ -131,7 +131,6 @@ def _row(op: str, ranks: int, size_bytes: int, parts: list[Floats]) -> SweepRow:
 
 
 def _rounds(parts: list[Floats]) -> Iterator[Floats]:
-    """Yields, for each part of the run, the transfers of all communicators in this part."""
     split = [np.array_split(part, _ROUNDS) for part in parts]
     for place in range(_ROUNDS):
         yield np.concatenate([part[place] for part in split])

@@ -1,20 +1,20 @@
-"""Lasting changes of step time, of bandwidth, and of a rank's own work (a rank that fails slow).
+"""Finds lasting changes of step time, of bandwidth, and of a rank's own work.
 
-The same code follows a running job and reads a finished one, a step at a time. The detector finds
-changes of level in a series that comes one value at a time, such as the time of each step. It is
-Page's cumulative sum (E. S. Page, "Continuous inspection schemes", Biometrika 41, 1954), on values
-made robust before they are added, as in J. M. Lucas and R. B. Crosier, "Robust CUSUM"
-(Communications in Statistics 11, 1982). The reference is the ``REFERENCE`` values from which the
-current level was learnt. z_i is a later value minus the reference's median, in the reference's
-robust standard deviations (1.4826 x the median absolute deviation); cut() limits z_i to +-CUT. So a
-step that takes a minute counts no more than a step that is a little late, and only a lasting change
-adds up::
+The same code handles running and finished jobs, one step at a time. The detector finds changes of
+level in a series of values, such as step times. It uses Page's cumulative sum (E. S. Page,
+"Continuous inspection schemes", Biometrika 41, 1954), with a limit for each value, as in J. M.
+Lucas and R. B. Crosier, "Robust CUSUM" (Communications in Statistics 11, 1982).
+
+The current level is learnt from ``REFERENCE`` values, the reference. z_i is a later value minus the
+reference's median, in the reference's robust standard deviations (1.4826 x the median absolute
+deviation). cut() limits z_i to +-CUT, so that one very long step counts little, and only a lasting
+change adds up::
 
     up_i   = max(0, up_(i-1)   + cut(z_i) - SLACK),     a change up   if up_i   > LIMIT
     down_i = max(0, down_(i-1) - cut(z_i) - SLACK),     a change down if down_i > LIMIT
 
 The change began after the last value at which the sum was 0. The medians before and after the
-change must also differ by ``SMALLEST_CHANGE``: a significant change may be too small to matter.
+change must also differ by ``SMALLEST_CHANGE``.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ Floats = npt.NDArray[np.float64]
 
 #: Number of values from which a level is learnt, at the begin and after each change.
 REFERENCE = 40
-#: Robust standard deviations at which a value is cut.
+#: Largest deviation of a value, in robust standard deviations; larger deviations are cut.
 CUT = 3.0
 #: A value adds to the sum only its excess over this many robust standard deviations.
 SLACK = 1.0
-#: Sum at which the level has changed: 8 values in a row beyond the cut, or more values that are
-#: closer.
+#: If the sum is larger than this, the level has changed. Eight consecutive values beyond ``CUT``
+#: suffice.
 LIMIT = 15.0
 #: The medians must differ by at least this fraction of the level.
 SMALLEST_CHANGE = 0.1
 #: Smallest spread, as a fraction of the level: timers and schedulers have a limited resolution.
 _SMALLEST_SPREAD = 0.01
-#: Sums that are computed in different orders differ by less than this.
 _ROUNDED = 1e-6
-#: A sum may stay above 0 without a change for at most this many values in a row.
+#: If a sum stays above 0 for more values than this without a change, the level is learnt again.
 _LONGEST = 4 * REFERENCE
 
 
@@ -72,7 +71,6 @@ class SpeedChange:
     begin: int
     #: Index of the value at which the change became certain.
     found: int
-    #: Median of the reference.
     before: float
     #: Median from ``begin`` to ``found``.
     after: float
@@ -91,12 +89,11 @@ class ChangeDetector:
         self._reference: list[float] = []
         self._median = 0.0
         self._spread = 0.0
-        # Per direction: the sum; in the next attribute, the values since the sum was 0.
         self._sums = [0.0, 0.0]
         self._since: list[list[float]] = [[], []]
 
     def add(self, value: float) -> SpeedChange | None:
-        """Adds the next value; returns a change that became certain with it, else None."""
+        """Adds the next value. Returns a change if this value makes it certain, else None."""
         self._count += 1
         if len(self._reference) < REFERENCE:
             self._reference.append(value)
@@ -120,11 +117,6 @@ class ChangeDetector:
         self._since = [[], []]
 
     def _follow(self, direction: int, increment: float, value: float) -> SpeedChange | None:
-        """Adds ``increment`` to a direction's sum, and ``value`` to the values since the sum was 0.
-
-        Returns a change if the sum exceeds ``LIMIT`` and the median of these values differs from
-        the reference's median by the fraction ``SMALLEST_CHANGE`` or more.
-        """
         total = self._sums[direction] + increment
         since = self._since[direction]
         if total <= 0:
@@ -134,7 +126,6 @@ class ChangeDetector:
         self._sums[direction] = total
         since.append(value)
         if len(since) > _LONGEST:
-            # The change is too small, or adds up too slowly, to be reported: learn the new level.
             self._restart(since)
             return None
         if total <= LIMIT:
@@ -146,7 +137,6 @@ class ChangeDetector:
         return None
 
     def _restart(self, known: list[float]) -> None:
-        """Learns a new level from ``known`` (values since the change began) and the next values."""
         self._reference = known[-REFERENCE:]
         self._sums = [0.0, 0.0]
         self._since = [[], []]
@@ -159,7 +149,7 @@ BULK_BYTES = 64 * 1024
 _BITS_PER_BYTE = 8
 #: Number of steps whose phases are kept, to find the phase that changed.
 _KEPT_STEPS = 6 * REFERENCE
-#: The median of this many values in a row decides whether the former level is back.
+#: The former level is back if the median of this many consecutive values is near it.
 _BACK = 8
 #: At most this many anomalies are reported per kind and rank, because an unstable job would fill
 #: the report.
@@ -170,17 +160,15 @@ STEP, COMPUTE, BANDWIDTH = "step time", "own work", "bandwidth"
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Figures of one step of all ranks."""
+    """Figures of one step, over all ranks."""
 
     step: int
-    #: Time at which the lowest rank ended the step, by its ``CLOCK_MONOTONIC``.
+    #: Time at which the lowest rank ended the step, by that rank's ``CLOCK_MONOTONIC``.
     end_ns: int
-    #: Wall time of the slowest rank.
     wall_ms: float
-    #: By rank: time per phase without waiting, in the order of ``schema.PHASES``.
+    #: Time of each rank without waiting, by phase in the order of ``schema.PHASES``.
     work_ms: Mapping[int, Sequence[float]]
-    #: Size of the collectives that ``_bulk_bytes`` chooses, in all groups, divided by their time
-    #: from the last rank's issue to completion on the last rank; NaN without any.
+    #: Bandwidth of large collectives, see :func:`bandwidth_by_step`; NaN if there are none.
     gbit_per_s: float = math.nan
 
 
@@ -194,19 +182,20 @@ class Anomaly:
     rank: int
     #: First step at the new level.
     step: int
-    #: Time at which that step ended, as ``StepFigures.end_ns``.
+    #: End of this first step, as in ``StepFigures.end_ns``.
     time_ns: int
     #: Step after which the change was certain.
     found_step: int
     #: For a change of a rank's own work, the phase that changed most; else empty.
     phase: str
-    #: Level before the change (a median), in ms or Gbit/s; the next field is the level after it.
+    #: Level before the change, as a median in ms or Gbit/s.
     before: float
+    #: Level after the change.
     after: float
-    #: Last step before the former level came back; None if it never came back, or if this is not
-    #: known yet.
+    #: Last step before the former level came back; None if the former level has not come back.
     last_step: int | None = None
-    #: Two or more ranks whose own work changed alike; ``rank`` is the lowest of them. Else empty.
+    #: Ranks whose own work changed in the same way; ``rank`` is the lowest of these ranks. Empty if
+    #: only one rank changed.
     ranks: tuple[int, ...] = ()
 
     @property
@@ -237,12 +226,11 @@ class AnomalyFinder:
         """``watched``: the series that are searched for changes, by kind and rank; None for all."""
         self._watched = watched
         self._detectors: dict[tuple[str, int], ChangeDetector] = {}
-        #: Per series: the steps of its newest values.
         self._steps: dict[tuple[str, int], deque[StepFigures]] = {}
         self._reported: dict[tuple[str, int], int] = {}
 
     def add(self, figures: StepFigures) -> list[Anomaly]:
-        """Adds the next step; returns the anomalies that became certain with it."""
+        """Adds the next step. Returns the anomalies that this step makes certain."""
         found: list[Anomaly] = []
         for key, value in _values(figures).items():
             if self._watched is None or key in self._watched:
@@ -264,7 +252,7 @@ class AnomalyFinder:
 
 
 def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tuple[Anomaly, ...]:
-    """Finds anomalies in a finished run; a change and the return from it count as one anomaly.
+    """Finds anomalies in a finished run. A change and its later reversal count as one anomaly.
 
     Args:
         seen: all steps of the run.
@@ -289,14 +277,13 @@ def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tupl
 
 
 def merged_changes(changes: Sequence[Anomaly]) -> list[Anomaly]:
-    """Merges changes of several ranks' own work that are one change, of a host or the whole job.
+    """Merges changes of several ranks' own work, such as all ranks of a slow host.
 
     Args:
         changes: in the order of ``found_step``.
 
-    Changes are one if they have the same direction and phase, began within a few steps of the
-    first, and all or none of them ended, also within a few steps. Times and steps are those of the
-    first change, levels are medians.
+    Changes are merged if they have the same direction and phase, and if they began and ended at
+    nearly the same steps. Times and steps are those of the first change, levels are medians.
     """
     together: list[list[Anomaly]] = []
     for change in changes:
@@ -321,7 +308,6 @@ def _is_same_change(first: Anomaly, other: Anomaly) -> bool:
 
 
 def _of_ranks(changes: Sequence[Anomaly]) -> Anomaly:
-    """Returns the changes of several ranks as one."""
     ranks = tuple(sorted(change.rank for change in changes))
     before, after = (
         statistics.median(getattr(change, name) for change in changes)
@@ -333,7 +319,6 @@ def _of_ranks(changes: Sequence[Anomaly]) -> Anomaly:
 def _series(
     seen: MeasuredSteps, gbit_per_s: Mapping[int, float]
 ) -> dict[tuple[str, int], tuple[Ints, Floats]]:
-    """Returns the steps and the values of each watched series, see :func:`_values`."""
     step = seen.measured.step
     work_ms: Floats = np.zeros(())
     for phase in PHASES:
@@ -352,8 +337,8 @@ def may_change(
 ) -> set[tuple[str, int]]:
     """Finds the series in which a :class:`ChangeDetector` may report a change or learn a new level.
 
-    The sums of all series of equal length are followed together, from the first level that each
-    learns. Most sums never exceed the limit; only the other series need a detector.
+    Only these series need a detector. All series of equal length are examined together, which is
+    much faster.
     """
     found: set[tuple[str, int]] = set()
     by_length: dict[int, list[tuple[str, int]]] = {}
@@ -381,10 +366,6 @@ def may_change(
 
 
 def _with_end(found: Anomaly, steps: Ints, values: Floats) -> Anomaly:
-    """Returns ``found``, with ``last_step`` set if the former level came back after the change.
-
-    ``steps`` and ``values`` are the whole series in which the change was found.
-    """
     after = steps > found.found_step
     steps, values = steps[after], values[after]
     for place in np.flatnonzero(_nearer_before(values, found)).tolist():
@@ -400,7 +381,6 @@ def _nearer_before(values: Floats, found: Anomaly) -> npt.NDArray[np.bool_]:
 
 
 def _is_return(found: Anomaly, former: Anomaly) -> bool:
-    """True if a change leads back to the level before the former change."""
     return abs(found.after - former.before) <= SMALLEST_CHANGE * former.before
 
 
@@ -408,7 +388,7 @@ def _values(figures: StepFigures) -> dict[tuple[str, int], float]:
     """Returns the figures of a step that are watched for changes, by kind and rank."""
     series = {(STEP, -1): figures.wall_ms, (BANDWIDTH, -1): figures.gbit_per_s}
     series |= {(COMPUTE, rank): float(sum(work)) for rank, work in figures.work_ms.items()}
-    # Zeros are left out: a level of 0 has no ratio, and a rank that does nothing cannot be slow.
+    # A level of 0 has no ratio, and a rank that does nothing cannot be slow.
     return {key: value for key, value in series.items() if math.isfinite(value) and value > 0}
 
 
@@ -419,7 +399,7 @@ def step_figures(
 
     Args:
         ranks: global ranks.
-        parts: by rank, the breakdown of the same steps.
+        parts: breakdown of the same steps for each rank.
         steps: steps of the first rank; they include the steps of ``parts``.
         rates: result of :func:`bandwidth_by_step`.
     """
@@ -440,10 +420,10 @@ def step_figures(
 
 
 def _bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
-    """Returns the size of each collective that shows bandwidth, and 0 for all other rows.
+    """Returns the size of each collective that shows bandwidth, and 0 for all other calls.
 
-    The others are messages, collectives below ``BULK_BYTES``, and collectives in groups of one
-    rank, which send nothing, or of unknown size (0).
+    Messages and collectives below ``BULK_BYTES`` show no bandwidth. Neither do collectives in a
+    group of one rank, or in a group whose size is unknown (0).
     """
     size = sizes_bytes(op, bytes_in, bytes_out, group_size)
     is_bulk = (size >= BULK_BYTES) & (group_size > 1) & ~among(op, *POINT_TO_POINT)
@@ -451,10 +431,11 @@ def _bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> 
 
 
 def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
-    """Returns ``StepFigures.gbit_per_s`` by step; empty if the ranks' times cannot be compared.
+    """Returns the bandwidth in Gbit/s by step; empty if the ranks' times cannot be compared.
 
-    A collective counts once, in the step in which its lowest rank issued it. It counts only if all
-    its ranks recorded its completion exactly and without an error.
+    This is the size of large collectives divided by their times. Each time begins when the last
+    rank issues the collective, and ends when the collective is complete on all ranks. A collective
+    counts only if all its ranks recorded its exact completion without an error.
     """
     if not seen.clocks_shared:
         return {}
@@ -474,15 +455,14 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
 
 
 def _latest_ns(seen: MeasuredWorld, name: str) -> Ints:
-    """Returns for each row the latest time in column ``name`` among all ranks of its collective."""
     return seen.matching.latest(joined(seen.tables, name))[0]
 
 
 def _bulk_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> tuple[Ints, Ints]:
     """Returns the step and the size of each collective of all ranks, to compute bandwidth.
 
-    The step is -1 if the collective was issued outside of all steps. The size is that of
-    ``_bulk_bytes``; it is also 0 if the collective failed, or if its end is not known exactly.
+    The step is -1 for a collective outside of all steps. The size is 0 for a collective that does
+    not count.
     """
     steps = tables_of(traces, columns.steps)
     row = rows_containing(
@@ -509,7 +489,6 @@ def _anomaly(key: tuple[str, int], change: SpeedChange, steps: list[StepFigures]
 
 
 def _changed_phase(rank: int, before: list[StepFigures], after: list[StepFigures]) -> str:
-    """Returns the phase whose median changed most."""
     levels = [
         np.median([figures.work_ms[rank] for figures in part], axis=0) for part in (before, after)
     ]

@@ -1,4 +1,4 @@
-"""Attempts of a job that was restarted, and the time in which no attempt trained."""
+"""Lists the attempts of a job that was restarted, and the time that restarts cost."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class Attempt:
     ranks: int
     #: Number of steps that all of these ranks completed.
     steps: int
-    #: Time from the first record to the last record of any rank; NaN without a record.
+    #: Time from the first record to the last record of any rank; NaN if there are no records.
     duration_s: float
-    #: Time from the end of the last complete step (or the begin of the first attempt, if it has
-    #: none) to the first step of the next attempt that has steps. It includes restart, start-up,
-    #: the step that was cut off, and attempts without steps in between. NaN for an attempt without
-    #: steps that lies between others, and if no later attempt has steps.
+    #: Time from the last complete step of this attempt to the first step of the next attempt with
+    #: steps. If the first attempt has no steps, the time starts at its begin. NaN for a later
+    #: attempt without steps, and if no later attempt has steps.
     lost_s: float
     #: Reason for the end, in words; empty for an attempt that finished.
     ending: str
@@ -39,7 +38,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Times of one attempt in ns, on a common clock for all attempts; see :func:`_offset`."""
+    """Times of one attempt in ns, by the wall clock."""
 
     ranks: int
     steps: int
@@ -88,9 +87,8 @@ def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
 
 
 def _lost_s(attempts: list[_Seen]) -> list[float]:
-    """Returns ``Attempt.lost_s`` of each attempt."""
     lost = [math.nan] * len(attempts)
-    before: int | None = None  # the attempt at which the time without a step begins
+    before: int | None = None
     for place, attempt in enumerate(attempts):
         if attempt.steps:
             if before is not None:
@@ -128,7 +126,7 @@ def _readable(paths: Mapping[int, Path]) -> list[Trace]:
         try:
             traces.append(read_trace(path))
         except (TraceError, OSError):
-            continue  # the rank counts as one without a trace
+            continue  # an unreadable trace counts as missing
     return traces
 
 
@@ -139,7 +137,6 @@ def _offset(trace: Trace) -> int:
 
 
 def _last_ns(trace: Trace) -> float:
-    """Returns the wall-clock time of the trace's last record, used as the time of a fault."""
     if not len(trace.records):
         return math.inf
     return int(trace.records["timestamp_ns"][-1]) + _offset(trace)
@@ -149,7 +146,7 @@ def _ending(number: int, traces: list[Trace], endings: Endings | None) -> str:
     launched = [a for a in endings.attempts if a.attempt == number] if endings else []
     for rank, code in (launched[-1].exit_codes if launched else {}).items():
         return f"rank {rank}: {exit_text(code, launched[-1].oom_kills)}"
-    # The rank with the fault stopped first; the launcher's SIGTERM to the others came after that.
+    # The rank with the fault stopped first. After that, the launcher stopped the other ranks.
     cut_off = sorted((trace for trace in traces if not trace.complete), key=_last_ns)
     for trace in [*cut_off, *(t for t in traces if t.metadata.get("ending", {}).get("error"))]:
         return rank_problems([trace])[0]

@@ -1,9 +1,8 @@
-"""Chains of waiting ranks that lead to the culprits of a hang: who waits for whom.
+"""Describes the chains of waiting ranks that lead to the culprits of a hang.
 
-Ranks that wait in the same operations for the same ranks share a chain. In a job with many groups,
-such as a pipeline of a thousand ranks, there are too many chains to read. Then ranks are described
-by their distance from the culprits instead, and operations that differ only in their group are
-described together.
+Ranks that wait in the same operations for the same ranks share a chain. A job with many groups has
+too many chains to read. Then ranks are described by their distance from the culprits, and
+operations that differ only in their group are described together.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from commprof.analysis.late.dumped_diagnosis import Chain
 from commprof.analysis.late.standing import PendingOperation, Waits, Words
 from commprof.text import counted, named_ranks
 
-#: Largest number of chains that are described one by one.
 _MOST_CHAINS = 8
 #: Largest number of ranges of ranks in a sentence on many groups.
 _MOST_RANGES = 8
@@ -62,11 +60,11 @@ def _subject(ranks: Sequence[int], most: int = 2 * _MOST_RANGES) -> str:
 def _by_distance(
     waiting: Sequence[int], waits: Mapping[int, Waits], culprits: Sequence[int], words: Words
 ) -> Iterator[Chain]:
-    """Yields the ranks that wait for the culprits, then those that wait for these, and so on."""
+    """Yields chains of ranks with the same distance from the culprits, the nearest ranks first."""
     reached, left = {*culprits}, [rank for rank in waiting if rank not in culprits]
     while left:
-        #: Key: name and sequence number of operations. Value: their groups, the waiting ranks, the
-        #: ranks that are waited for, and one of these operations.
+        #: By name and sequence number of operations: groups, waiting ranks, awaited ranks, and one
+        #: operation.
         found: dict[tuple[str, int], tuple[set[str], list[int], set[int], PendingOperation]] = {}
         for rank in left:
             for operation, absent in waits[rank]:

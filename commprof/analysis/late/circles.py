@@ -1,11 +1,10 @@
-"""Ranks that wait for each other in a circle, and which of them differ from the others.
+"""Describes ranks that wait for each other in a circle, and finds the ranks that differ.
 
-The ranks of a circle wait in different operations. As with collectives that do not match, the ranks
-that count as different are those outside of the majority, or else those that did not repeat their
-own earlier steps.
-A majority counts only if every rank of the circle could have issued each operation in which ranks
-of the circle wait: if every rank belongs to the groups of all these operations, and if none of them
-is a message. A send and its receive are meant to differ.
+The ranks of a circle wait in different operations. Ranks outside of the majority count as
+different. Without a majority, ranks that did not repeat their own earlier steps count as different.
+
+A majority counts only if every rank of the circle belongs to the groups of all these operations. It
+does not count if an operation is a message, because a send and its receive are meant to differ.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ from commprof.analysis.collectives.mismatches import usual_after, who_differs
 from commprof.analysis.late.standing import PendingOperation, Standing, Waits, Words
 from commprof.text import listed, named_ranks, plural
 
-#: Largest number of operations that a sentence describes.
 _MOST_DESCRIBED = 4
 #: At most this many calls are compared with a rank's earlier steps, beginning with the oldest call
 #: in which the rank waits.
 _MOST_COMPARED = 16
-#: What the ranks of a circle do, and how to mend it, by the operation in which all of them wait.
-#: Only for a circle in which no rank differs from the others.
+#: Cause and remedy of a circle in which no rank differs, by the operation in which all ranks wait.
 _ORDERS = {
     "send": (
-        "each sends before it receives, so let one of them receive first, or use batch_isend_irecv"
+        "every rank sends before it receives, so let one rank receive first, or use "
+        "batch_isend_irecv"
     ),
-    "recv": "each receives before it sends, so let one of them send first",
+    "recv": "every rank receives before it sends, so let one rank send first",
 }
 
 
@@ -38,12 +36,12 @@ class Circle:
 
     #: Each operation with the ranks that wait in it, the most common first.
     waiting: tuple[tuple[PendingOperation, tuple[int, ...]], ...]
-    #: Ranks that differ from the majority, or else from their own earlier steps; empty if neither
-    #: comparison singles out ranks.
+    #: Ranks that differ from the majority, or else from their own earlier steps; empty if no rank
+    #: differs.
     told_ranks: tuple[int, ...]
     by_majority: bool
-    #: True if every rank has issued all of these operations, but in different orders: each rank
-    #: waits in the one that it issued first.
+    #: True if every rank has issued all of these operations, but in different orders. Each rank
+    #: waits in the operation that it issued first.
     issued: bool = False
 
     @property
@@ -56,13 +54,13 @@ class Circle:
         return next(operation for operation, ranks in self.waiting if rank in ranks)
 
     def difference(self, words: Words, lines: Mapping[int, str]) -> str:
-        """Predicate for the circle's ranks: who waits in which operation, and who differs.
+        """Returns a predicate: in which operations the ranks wait, and which ranks differ.
 
-        "wait for each other: rank 1 waits in X where rank 0 waits in Y; rank 1 differs from ...".
-        If they have issued all operations: "issued their common calls in different orders: rank 1
-        first issued X where rank 0 first issued Y; rank 1 differs from ...".
+        For example: "wait for each other: rank 1 waits in X where rank 0 waits in Y; rank 1 differs
+        from ...". If the ranks have issued all operations, it begins with "issued their common
+        calls in different orders".
 
-        lines: lines of code of ranks, as far as known.
+        lines: known lines of code, by rank.
         """
         told = {*self.told_ranks}
         odd = [part for part in self.waiting if told & {*part[1]}] or self.waiting[1:]
@@ -88,12 +86,6 @@ class Circle:
 
     @property
     def _order(self) -> str:
-        """Text on the order of messages that all ranks have in common; empty if there is none.
-
-        There is none if some ranks differ: these made a call too many or too few, or changed the
-        order of their calls. There is none either if the messages' numbers differ, because the
-        ranks then have not sent and received equally often.
-        """
         alike = {(operation.op, operation.seq) for operation, _ in self.waiting}
         if self.told_ranks or len(alike) != 1:
             return ""

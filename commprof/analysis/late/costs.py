@@ -1,4 +1,4 @@
-"""Splits waiting by the rank that caused it and why, and explains a longer phase of one rank.
+"""Splits waiting by the rank and the activity that caused it, and explains a rank's longer phase.
 
 The explanation uses counts of the Linux kernel, such as page faults.
 """
@@ -19,13 +19,12 @@ from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import NS_PER_MS, ns_to_ms
 
-#: A rank's work is reported as longer if it exceeds the others' by at least this fraction of the
-#: step.
+#: A rank's work is reported as longer if it exceeds the other ranks' work by at least this fraction
+#: of the step.
 LEAST_SHARE = 0.01
-#: Waiting of less than this, over all steps together, is only the rounding error of sums.
+#: Less waiting than this, summed over all steps, is only a rounding error.
 _LEAST_NS = 1.0
-#: A longer phase is explained by at least this many minor page faults per ms of excess. One major
-#: page fault per step, or a lack of cores for ``LEAST_SHARE`` of the step, also explains it.
+#: This many minor page faults per ms explain why a phase takes longer.
 _FAULTS_PER_MS = 500.0
 
 Floats = npt.NDArray[np.float64]
@@ -35,11 +34,10 @@ Floats = npt.NDArray[np.float64]
 class WaitCost:
     """Waiting caused by one rank, for one reason."""
 
-    #: Global rank that caused the waiting.
     rank: int
-    #: Activity of this rank at the time, one of ``exposure.CAUSES``.
+    #: Activity of this rank while the others waited, one of ``exposure.CAUSES``.
     cause: str
-    #: Mean per step over the recorded ranks; the costs of a run add up to its waiting.
+    #: Mean waiting per step and recorded rank.
     wait_ms: float
     #: Fraction of all waiting.
     share: float
@@ -47,7 +45,7 @@ class WaitCost:
 
 @dataclass(frozen=True)
 class LongerPhase:
-    """A phase that takes longer on one rank, with the Linux kernel's counts that explain it.
+    """A phase that takes longer on one rank, with counts of the Linux kernel that explain it.
 
     Each figure is the rank's mean per step minus the median of the other ranks, or 0 if this
     difference is negative. A count that the kernel does not provide is 0.
@@ -56,26 +54,26 @@ class LongerPhase:
     rank: int
     phase: str
     longer_ms: float
-    #: Part of ``longer_ms`` in which the training thread could run but had no core. The next fields
-    #: are the time in which its cgroup's CPU quota was used up, and the time in which tasks of its
-    #: host stalled for memory.
+    #: Part of ``longer_ms`` in which the training thread could run but had no core.
     no_core_ms: float
+    #: Time in which the CPU quota of the thread's cgroup was used up.
     throttled_ms: float
+    #: Time in which tasks of the host stalled for memory.
     memory_stall_ms: float
     involuntary_switches: float
-    #: Faults on pages that were in memory or new; the next field counts faults on pages read from
-    #: disk.
+    #: Faults on pages that were in memory or new.
     minor_faults: float
+    #: Faults on pages that were read from disk.
     major_faults: float
 
     @property
     def has_many_faults(self) -> bool:
-        """True if page faults, at about 0.5 us each, explain at least a quarter of the time."""
+        """True if minor page faults of about 0.5 us explain at least a quarter of ``longer_ms``."""
         return self.minor_faults >= _FAULTS_PER_MS * self.longer_ms
 
 
 def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
-    """Splits the waiting in these steps by the rank that caused it and why, largest part first."""
+    """Splits the waiting by the rank and the activity that caused it, the largest part first."""
     of_ranks = RankParts.of(parts)
     steps = len(of_ranks.step)
     caused = of_ranks.caused_in_all(np.ones(steps, dtype=np.bool_)).sum(axis=0)

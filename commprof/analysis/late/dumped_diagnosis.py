@@ -15,28 +15,27 @@ from commprof.text import counted, listed, named_ranks, plural
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of waiting ranks, followed to its origin."""
+    """A chain of waiting ranks that leads to a culprit."""
 
-    #: Ranks that the sentence describes; the chain starts with them.
+    #: Ranks at which the chain starts.
     ranks: tuple[int, ...]
     sentence: str
 
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """Last collectives (sequence numbers) that a group's ranks scheduled, started and completed."""
+    """Sequence numbers of a group's last collectives, by rank."""
 
     group: str
     description: str
     #: Ranks of the group that the dumps name.
     ranks: tuple[int, ...]
-    #: Last sequence number by rank. Ranks with an unknown number or without a dump are left out.
+    #: Last scheduled collective. Ranks with an unknown number are left out.
     scheduled: Mapping[int, int]
-    #: Sequence number of the last started collective by rank; empty unless the backend records
-    #: starts.
+    #: Last started collective. Empty unless the backend records starts.
     started: Mapping[int, int]
+    #: Last completed collective.
     completed: Mapping[int, int]
-    #: Number of point-to-point messages that are known to be pending.
     pending_messages: int
 
     @property
@@ -51,28 +50,27 @@ class DumpsRead(FieldGroup):
 
     dumps: int
     versions: tuple[str, ...]
-    #: Ranks of the groups that left no dump.
+    #: Ranks that belong to a group but left no dump.
     missing: tuple[int, ...]
-    #: Files that cannot be read.
     problems: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Untold(FieldGroup):
-    """Facts that the dumps do not show."""
+    """Facts that are not in the dumps."""
 
-    #: True if a culprit may wait in a message that is not in the dumps, because gloo's dumps hold
-    #: no messages. If nothing is pending: True if any rank may wait in such a message.
+    #: True if a culprit may wait in a message of gloo, because gloo's dumps hold no messages. If
+    #: nothing is pending, this holds for any rank.
     messages_untold: bool = False
-    #: True if the dumps name the ranks of every group with pending operations.
+    #: True if the dumps list the ranks of every group with pending operations.
     members_told: bool = True
     #: Backends that do not report to Flight Recorder whether an operation has completed.
     untold: tuple[str, ...] = ()
-    #: True if all ranks arrived at operations for which ranks may have named different roots, which
-    #: dumps do not hold; the next field is the same for the sizes that ranks send to each other.
+    #: True if all ranks arrived, but may have named different roots.
     roots_untold: bool = False
+    #: True if all ranks arrived, but the sizes that ranks send to each other may not fit.
     parts_untold: bool = False
-    #: True if a culprit may wait in a message whose matching send or recv the dumps do not show.
+    #: True if a culprit may wait in a message whose counterpart is not in the dumps.
     others_untold: bool = False
 
 
@@ -80,29 +78,27 @@ class Untold(FieldGroup):
 class Diagnosis:
     """Diagnosis of a hang: its kind, the culprits and the ranks that wait for them."""
 
-    #: "mismatch", "absent", "behind", "circle", "unmatched", as in ``Cause``; "undumped": the waits
-    #: of all dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none":
-    #: nothing is pending; "unknown": nothing is known to be pending, but operations of
-    #: ``lacks.untold`` may be; "members": the dumps do not tell whether further ranks belong to a
-    #: pending group.
+    #: "mismatch", "absent", "behind", "circle" and "unmatched" have the meaning of ``Cause.kind``.
+    #: "undumped": all ranks with a dump wait for ranks without a dump, directly or through others.
+    #: "arrived": all ranks arrived at the pending operations. "none": no operation is pending.
+    #: "unknown": operations of the backends in ``lacks.untold`` may be pending. "members": members
+    #: of a pending group are not known.
     kind: str
     culprits: tuple[Accused, ...]
-    #: Waiting ranks that are not culprits.
     victims: tuple[int, ...]
     chains: tuple[Chain, ...]
-    #: The first mismatch of each group. A mismatch whose collective had completed is not the cause.
+    #: The first mismatch of each group. A mismatch of a completed collective is not the cause.
     mismatches: tuple[Mismatch, ...]
-    #: Only groups with operations that are, or may be, pending.
+    #: Groups with operations that may be pending.
     groups: tuple[GroupProgress, ...]
     read: DumpsRead
-    #: If all ranks arrived, or members are not known: operations that, on each rank where they are
-    #: pending, are the oldest pending operation.
+    #: For "arrived" and "members": the operations at which the hang shows first.
     oldest: tuple[str, ...] = ()
     #: The mismatch that is the cause; None if the cause is another.
     mismatch: Mismatch | None = None
-    #: If a circle is the cause: the operations in which its ranks wait, and the ranks that differ.
+    #: Sentence on the circle, if a circle is the cause.
     difference: str = ""
-    #: If the sizes of an all-to-all do not fit: the operation, and what does not fit.
+    #: All-to-all whose sizes do not fit, with the reason. Empty if there is none.
     unfit: str = ""
     lacks: Untold = Untold()
 
@@ -125,15 +121,15 @@ class Diagnosis:
             )
         if self.kind == "unmatched":
             return (
-                "No rank is known to be waited for. It is not known which rank should send the "
-                "pending messages"
+                "It is not known which rank should send the pending messages, so no culprit can "
+                "be named"
             )
         if self.kind == "members":
             waiting_in = self.oldest or [f"group {one.group!r}" for one in self.groups]
             return (
-                f"Ranks wait in {listed(waiting_in)}; which ranks belong to "
-                f"{'this group' if len(waiting_in) == 1 else 'these groups'} is not in the dumps, "
-                "so whether a rank did not arrive, and which, cannot be told"
+                f"Ranks wait in {listed(waiting_in)}, but the dumps do not show which ranks belong "
+                f"to {'this group' if len(waiting_in) == 1 else 'these groups'}. So a rank that "
+                "did not arrive cannot be named"
             )
         if self.kind == "arrived":
             if self.unfit:
@@ -164,20 +160,19 @@ class Diagnosis:
         if self.lacks.messages_untold:
             waits = "waits" if len(self.culprits) == 1 else "wait"
             return (
-                f"{others} {who}; whether {who} {waits} in a send or recv cannot be told, because "
+                f"{others} {who}; it is not known whether {who} {waits} in a send or recv, because "
                 "gloo's dumps hold no messages"
             )
         if self.lacks.others_untold and self.victims:
             waits = "waits" if len(self.culprits) == 1 else "wait"
             return (
-                f"{others} {who}; whether {who} {waits} for another rank in a message cannot be "
-                "told, because full buffers have dropped what ranks did before"
+                f"{others} {who}; it is not known whether {who} {waits} for another rank in a "
+                "message, because full buffers have dropped earlier records"
             )
         return f"The job hangs because of {who}" + (f"; {others} {them}" if self.victims else "")
 
     @property
     def _not_in_dumps(self) -> list[str]:
-        """Where ranks may wait in an operation if none is pending in the dumps."""
         messages = ["in a send or recv, which gloo's dumps do not hold"]
         undumped = [
             f"in an operation of {named_ranks(self.read.missing)}, which left no readable dump"
@@ -203,7 +198,6 @@ class DumpedWords(Words):
     """Describes groups and operations, with the job's own descriptions and global ranks."""
 
     def __init__(self, dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]) -> None:
-        """Takes descriptions from the dumps; members: global ranks by group."""
         self._members = members
         self._descriptions = {name: text for d in dumps for name, text in d.descriptions.items()}
 
@@ -232,7 +226,7 @@ class WordsWithoutGroups(Words):
     """Names operations without their groups, so that many ranks share one sentence."""
 
     def operation(self, operation: PendingOperation) -> str:
-        """Describes an operation of one of many groups."""
+        """Describes an operation without naming its group."""
         if operation.seq < 0:
             return "a recv from any rank"
         if operation.peer < 0:

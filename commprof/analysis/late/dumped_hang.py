@@ -1,4 +1,4 @@
-"""Diagnosis of a hang from Flight Recorder dumps: culprits, victims, chains, mismatches."""
+"""Diagnoses a hang from Flight Recorder dumps."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ from commprof.text import counted, named_ranks
 from commprof.trace.operations import UNEVEN, codes_of
 from commprof.trace.schema import OPS, ROOTED, comes_before
 
-#: If more culprits than this are missing and each is in groups of its own, the groups are not
-#: named.
+#: If more culprits than this are missing in different groups, the groups are not named.
 _MOST_ALONE = 10
 
 
@@ -130,9 +129,9 @@ def diagnosis(path: Path) -> Diagnosis:
 def _to_mismatch(
     mismatch: Mismatch, waits: Mapping[int, Waits]
 ) -> tuple[Mapping[int, Waits], list[int]]:
-    """Returns the waits that lead to a mismatch, and the ranks at which they end.
+    """Returns the waits that lead to a mismatch, and the ranks of the mismatch.
 
-    All ranks of the mismatch are stuck in it, and not in later calls of the same group.
+    Later calls of the same group are left out, because the ranks are stuck in the mismatch.
     """
     before = {
         rank: [
@@ -152,7 +151,6 @@ def _unfit_text(unfit: Unfit | None, words: Words) -> str:
 
 
 def _unrecorded(states: Sequence[DumpedRank]) -> dict[str, bool]:
-    """Returns which properties of the ranks' oldest operations may differ, but are not in dumps."""
     ops = {oldest_first(state)[0].op for state in states if state.pending}
     codes = {OPS.index(op) for op in ops if op in OPS}
     return {
@@ -176,9 +174,9 @@ def _difference(circle: Circle, words: Words) -> str:
 def _may_lack_members(
     dumps: Sequence[Dump], states: Sequence[DumpedRank], members: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """True if a rank with a dump may belong, unseen, to a group with pending operations.
+    """True if further ranks with a dump may belong to a group with pending operations.
 
-    Its dump does not show this if it has not used the group, and if no dump lists the members.
+    If no dump lists the members of a group, only ranks that used the group are known.
     """
     dumped = {dump.rank for dump in dumps}
     untold = _pending_groups(states) - _told_groups(dumps)
@@ -190,17 +188,13 @@ def _pending_groups(states: Sequence[DumpedRank]) -> set[str]:
 
 
 def _told_groups(dumps: Sequence[Dump]) -> set[str]:
-    """Returns the groups whose ranks a dump lists."""
     return {group for dump in dumps for group in dump.members}
 
 
 def _may_wait_in_a_message(
     kind: str, dumps: Sequence[Dump], states: Sequence[DumpedRank], culprits: Sequence[Accused]
 ) -> bool:
-    """True if a culprit may wait in a message, which gloo's dumps do not hold.
-
-    If nothing is pending: True if any rank may wait in such a message.
-    """
+    """Returns ``Untold.messages_untold``."""
     guilty = {accused.rank for accused in culprits if not accused.behind}
     idle = {state.rank for state in states if state.rank in guilty and not state.pending}
     backends = {entry.backend for dump in dumps for entry in dump.entries}
@@ -212,14 +206,12 @@ def _may_wait_in_a_message(
 def _supported(
     waits: Mapping[int, Waits], dumps: Sequence[Dump], states: Sequence[DumpedRank]
 ) -> Mapping[int, Waits]:
-    """Leaves out waits for messages whose matching call the other rank may have issued already.
+    """Leaves out waits for messages whose counterpart the other rank may have issued already.
 
-    The matching call of a send is the recv, and vice versa. If the dump of one of two ranks lacks
-    records, their messages have no common numbers. Then only the pending messages are matched, in
-    order. But the matching call may be missing among the other rank's pending messages, although it
-    was issued, in two cases. It may have been dropped from the dump, if the other rank's first
-    entry is later than this rank's call. Or it may have completed: this rank's call then counts as
-    pending only because other messages of its batch are pending.
+    The counterpart of a send is its recv, and vice versa. If messages have no common numbers, only
+    pending messages are matched. A counterpart that was issued may then be missing for two reasons.
+    The other rank's full buffer may have dropped it, or it may have completed, although this rank's
+    call is in a batch that is pending.
     """
     since_ns = {dump.rank: dump.since_ns for dump in dumps}
     by_rank = {state.rank: state for state in states}
@@ -246,7 +238,7 @@ def _supported(
 def _oldest_of_all(states: Sequence[DumpedRank], words: Words) -> tuple[str, ...]:
     """Describes the collectives at which the hang shows first.
 
-    On every rank where such a collective is pending, it is the oldest pending operation.
+    Such a collective is the oldest pending operation on every rank where it is pending.
     """
     first = {
         state.rank: min(state.pending.values(), key=lambda one: one.issue_ns)
@@ -272,10 +264,6 @@ def _culprits(
     words: Words,
     doubtful: Container[int],
 ) -> tuple[str, tuple[Accused, ...]]:
-    """Returns the kind of a cause, and its culprits.
-
-    doubtful: ranks that may wait for others in a message.
-    """
     pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
     if not pending:
         return "none", ()
@@ -305,7 +293,6 @@ def _culprits(
 
 
 def _short_for(ranks: Sequence[int], waits: Mapping[int, Waits], words: Words) -> Words:
-    """Returns a description without groups if many ranks are missing, each in groups of its own."""
     if len(ranks) <= _MOST_ALONE:
         return words
     missed: dict[int, set[str]] = {rank: set() for rank in ranks}
@@ -337,7 +324,7 @@ def _absent(
             else "at which all ranks arrived"
         )
         stuck = ""
-        if issued and not is_doubtful:  # the rank issued all that others wait for
+        if issued and not is_doubtful:
             stuck = ", which the network, the backend or a device may be unable to complete"
         before = (
             f"{counted(count, 'pending operation')}, {others}{', the oldest' * (count > 1)}: "
@@ -357,7 +344,6 @@ def _without_root(operation: PendingOperation) -> str:
 
 
 def _missed(rank: int, waits: Mapping[int, Waits], words: Words) -> str:
-    """Describes the first operation that others issued and this rank did not."""
     first = _first_missed(rank, waits)
     return words.missed(first) + _line_of(first)
 
@@ -368,7 +354,6 @@ def _first_missed(rank: int, waits: Mapping[int, Waits]) -> PendingOperation:
 
 
 def _with_line(operation: PendingOperation, words: Words) -> str:
-    """Describes an operation, and says at which line it was issued if that is known."""
     return words.operation(operation) + _line_of(operation)
 
 
@@ -377,7 +362,7 @@ def _line_of(operation: PendingOperation) -> str:
 
 
 def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
-    """Returns the first mismatch of each group, and the first that is pending on a rank."""
+    """Returns the first mismatch of each group, and also its first pending mismatch."""
     mixed = _mixed_groups(dumps)
     if not mixed:
         return ()
@@ -420,7 +405,6 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
 
 
 def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
-    """Returns the groups in which a collective differs between ranks in any recorded property."""
     first: dict[tuple[str, int], tuple[str, int, int, str]] = {}
     mixed = set()
     for dump in dumps:
@@ -437,7 +421,6 @@ def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
 
 
 def _comparable(issued: Sequence[Issued]) -> list[Issued]:
-    """Drops the sizes, or types, of equal operations if they are missing in some rank's dump."""
     if len({one.op for one in issued}) > 1:
         return list(issued)
     sized = all(one.size_bytes >= 0 for one in issued)
@@ -459,7 +442,7 @@ def _issued(op: str, bytes_in: int, bytes_out: int, dtype: str) -> Issued:
 
 
 def _started(dumps: Sequence[Dump]) -> dict[str, dict[int, int]]:
-    """Returns by group and rank the number of the last collective that has started."""
+    """Returns the number of the last started collective, by group and rank."""
     numbers: dict[str, dict[int, int]] = {}
     for dump in dumps:
         for entry in dump.entries:
@@ -489,7 +472,7 @@ def _progress(
         collective = [(rank, one.seq) for rank, one in mine if one.peer < 0 and one.seq >= 0]
         here = [by_rank[rank] for rank in sorted({*ranks} & by_rank.keys())]
         scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
-        oldest = dict(sorted(collective, reverse=True))  # keeps the smallest number of each rank
+        oldest = dict(sorted(collective, reverse=True))
         begun = in_start.get(group, {})
         started = {state.rank: begun[state.rank] for state in here if state.rank in begun}
         completed = {}

@@ -1,4 +1,4 @@
-"""States of the ranks of a hanging job when they wrote their Flight Recorder dumps."""
+"""Reads the states of a hanging job's ranks from Flight Recorder dumps."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class DumpedRank:
     receives_any: Collection[str]
     groups: Mapping[str, Group]
     recent: Sequence[OwnCall] = ()
-    #: The last operation in the dump; None if the dump has no operation.
+    #: The operation that the rank issued last; None if the dump has no operation.
     last: Entry | None = None
-    #: Global ranks. Messages between this rank and these ranks are numbered from the first message;
-    #: messages between this rank and other ranks, from the first pending message.
+    #: Global ranks. This rank's messages with these ranks are numbered from the first message. Its
+    #: messages with other ranks are numbered from the first pending message.
     counted: Collection[int] = ()
     #: Completed messages, by group, operation and peer.
     ended: Collection[tuple[str, str, int]] = ()
@@ -58,31 +58,20 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
 
 
 class _Numbered:
-    """Numbers the messages between a rank and each other rank, if both can agree on numbers.
+    """Numbers the messages between a rank and each other rank.
 
-    Messages are numbered from the first one if the dumps of both ranks are whole, and neither rank
-    has issued a recv from any source, which may take any message. Otherwise they are numbered from
-    the first one that is pending.
+    Numbers begin at the first message if the dumps of both ranks are whole, and if neither rank has
+    issued a recv from any source. Otherwise numbers begin at the first pending message.
     """
 
     def __init__(self, members: Mapping[str, tuple[int, ...]], whole: frozenset[int]) -> None:
-        """Numbers nothing yet.
-
-        members: global ranks by group. whole: ranks whose messages with this rank are numbered from
-        the first one.
-        """
+        """``whole``: ranks whose messages with this rank are numbered from the first message."""
         self._members = members
         self.whole = whole
-        #: Number of the next message, by group, operation and peer.
         self.next: Counter[tuple[str, str, int]] = Counter()
         self.ended: set[tuple[str, str, int]] = set()
 
     def of(self, entry: Entry, is_pending: bool) -> int:
-        """Returns the number of a message to or from a known rank.
-
-        The number is -1 for a completed message if the dump lacks the first messages with this
-        peer: then only pending messages are numbered.
-        """
         key = entry.group, entry.op, entry.peer
         if not is_pending:
             self.ended.add(key)
@@ -128,8 +117,8 @@ def _standing(
     messages: _Numbered,
 ) -> DumpedRank:
     pending: dict[int, PendingOperation] = {}
-    # The group's status in the dump (last_enqueued) also counts entries that a full buffer has
-    # dropped. In a group with messages, it may count the messages too, so it is not used there.
+    # ``last_enqueued`` also counts entries that a full buffer has dropped. In a group with messages
+    # it is not used, because it may count the messages too.
     next_seq = {
         name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
     }
@@ -175,19 +164,17 @@ def _standing(
 
 
 class _Launches:
-    """Finds the launch of each pending operation of a rank, if launches run in the order of issue.
+    """Finds the launch of each pending operation of a rank.
 
-    In each group, NCCL runs the collectives and the batches of messages one after the other. Single
+    In each group, NCCL runs collectives and batches of messages one after the other. Single
     messages between the same two ranks also run one after the other.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        """Counts the messages of each batch."""
         self._sizes = Counter((entry.group, entry.seq) for entry in entries if entry.is_message)
         self._numbers: dict[tuple[str, bool, int], int] = {}
 
     def of(self, entry: Entry, index: int) -> Launch | None:
-        """Returns the launch of a pending entry; ``index`` is its place among the entries."""
         if entry.backend not in IN_ORDER:
             return None
         key = entry.group, entry.is_message, entry.seq

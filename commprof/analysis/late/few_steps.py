@@ -1,7 +1,7 @@
-"""The late rank of a recording whose steps are too few for a permutation test.
+"""Finds the late rank of a recording whose steps are too few for a permutation test.
 
-A recording of torch.profiler often holds two or three steps. In each step some rank is the last,
-and with two ranks, the same one is last in two steps with a probability of one half.
+A recording of torch.profiler often holds only two or three steps. In each step, some rank is the
+last. If there are two ranks, the same rank is last in two steps with a probability of one half.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ Floats = npt.NDArray[np.float64]
 def enough_steps(waited_for_ns: Floats, by_waiting_ns: Floats | PairWaits) -> int:
     """Returns the least number of steps with which :func:`find_late_rank` can name a rank.
 
-    The arguments are those of :func:`find_late_rank`. The number is for the most demanding test of
-    that function, which shuffles only the rank that caused the most waiting and the ranks that wait
-    for it.
+    The arguments are those of :func:`find_late_rank`.
     """
     rank = int(np.argmax(waited_for_ns.sum(axis=0)))
     return enough_blocks(1 + int(waiting_ranks(by_waiting_ns, rank).sum()))
@@ -46,17 +44,19 @@ def late_rank_of_few_steps(
     clock_error_ns: float,
     by_waiting_ns: Floats | PairWaits,
 ) -> LateRank | None:
-    """Returns the late rank of steps that are too few for :func:`find_late_rank`; else None.
+    """Returns the late rank of a few steps; None if no rank is named.
 
-    The rank that caused most waiting is named if it caused at least 60 % of all waiting, if the
-    mean wait is at least 2 % of the step, if the rank is late in each step, and if it waits less
-    than the others by more than chance explains. The same time passes for all ranks, so a rank that
-    waits less works longer by the same amount.
+    The rank that caused most waiting is named if all of these conditions hold:
 
-    Chance is measured by a two-way analysis of variance. If ranks are alike, their waiting varies
-    from step to step equally for all ranks. Any other variation is chance; its spread is that of
-    the residuals of all ranks and steps. A rank's mean difference from the others then follows
-    Student's t distribution. The probability that any rank differs so much must be at most 1 %.
+    - The rank caused at least 60 % of all waiting.
+    - The mean wait is at least 2 % of the step.
+    - The rank is late in each step.
+    - The rank waits less than the others, by more than chance explains. A step takes the same time
+      on all ranks, so a rank that waits less works longer.
+
+    Chance is measured by a two-way analysis of variance over ranks and steps. A rank's mean
+    difference from the others is compared with the residuals, using Student's t distribution. The
+    probability that any rank differs so much must be at most 1 %.
 
     Args:
         waited_for_ns: as for :func:`find_late_rank`.
@@ -74,10 +74,7 @@ def late_rank_of_few_steps(
 
 
 def _chance_of_waiting_less(waited_ns: Floats, row: int) -> float:
-    """Returns the probability that any rank waits so much less than the others by chance.
-
-    The result is 1.0 with fewer than two ranks or steps.
-    """
+    """Returns the probability that by chance some rank waits so much less than the others."""
     ranks, steps = waited_ns.shape
     if min(ranks, steps) < 2:
         return 1.0

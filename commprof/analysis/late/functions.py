@@ -1,13 +1,15 @@
-"""Functions that take longer on a late rank than on the others, from py-spy's samples.
+"""Functions that take longer on a late rank than on the others, according to py-spy's samples.
 
-``rank_N.samples.txt`` next to the traces holds collapsed stacks, ``FRAME;FRAME COUNT`` with the
-outermost frame first. A sample counts only for the function of its innermost frame, so that a
-function has its own time without its callees; functions of the same name and file count together.
-Waiting for collectives counts for no function: samples within ``torch.distributed`` are left out,
-and the time that DDP waited, according to the rank's trace, is subtracted from the time of the
-backward engine. If there are too few cores, py-spy itself sometimes waits for a core, and then
-takes no samples. Therefore differences smaller than the largest run delay per step of any rank (the
-time that its thread waits for a core) are not reported.
+``rank_N.samples.txt`` next to the traces holds collapsed stacks: ``FRAME;FRAME COUNT``, with the
+outermost frame first. A sample counts only for the function of its innermost frame. Functions with
+the same name and file count as one function.
+
+Waiting for collectives counts for no function. Samples within ``torch.distributed`` are left out.
+The time that DDP waited is read from the trace, and is subtracted from the backward engine's time.
+
+If there are too few cores, py-spy sometimes waits for a core itself, and takes no samples. So
+differences smaller than a rank's run delay per step are not reported. Run delay is the time for
+which a thread waits for a core.
 """
 
 from __future__ import annotations
@@ -33,18 +35,16 @@ from commprof.trace.run.endings import stem_of
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ns_to_ms
 
-#: Largest number of functions that are reported.
 _MOST: Final = 5
 #: Number of standard errors by which a function's time must exceed its time on the other ranks.
 _ERRORS: Final = 3.0
 _MOST_BYTES: Final = 256 << 20
-#: Frame that names a thread: the outermost frame, or the second if the outermost names the process.
+#: Frame that names the thread, as py-spy writes it.
 _THREAD: Final = re.compile(r"thread \(([^()]*)\)(?:: (.*))?")
 _COUNT: Final = re.compile(r"[0-9]{1,15}")
 _WAITING: Final = re.compile(r"(^|/)(torch/distributed|commprof/capture)/")
-#: Function in which torch runs a backward pass, at whose end DDP waits.
+#: Torch runs a backward pass in this function. DDP waits at the end of the backward pass.
 _ENGINE: Final = "_engine_run_backward"
-#: A function, as its name and its file.
 _Function: TypeAlias = tuple[str, str]
 
 
@@ -52,11 +52,11 @@ _Function: TypeAlias = tuple[str, str]
 class GrownFunction:
     """A function whose own time is longer on one rank than on the others."""
 
-    #: ``NAME (FILE:LINE)``, with the line that has most samples.
+    #: ``NAME (FILE:LINE)``. The line is the one with the most samples.
     function: str
-    #: Own time per step: fraction of the training thread's samples, times the mean step.
+    #: Own time per step: the function's fraction of all samples, times the mean step.
     own_ms: float
-    #: Median of the own time on the other ranks that were sampled.
+    #: Median of this function's own time on the other sampled ranks.
     others_ms: float
 
 
@@ -64,15 +64,12 @@ class GrownFunction:
 class GrownFunctions:
     """Functions in which one rank spends more time than the others, according to samples."""
 
-    #: Global rank.
     rank: int
-    #: Sorted by growth, the largest first; each is longer by at least ``least_ms``, and by more
-    #: than sampling noise.
+    #: Sorted by how much longer the rank takes, the largest difference first.
     functions: tuple[GrownFunction, ...]
-    #: Least growth that is reported: the largest mean run delay of these ranks per step, and at
-    #: least 1 % of the step; NaN if the ranks are not compared.
+    #: Smaller differences are not reported. NaN if the ranks are not compared.
     least_ms: float
-    #: Reason why the ranks are not compared, in words; "" if they are.
+    #: Reason why the ranks are not compared; "" if they are compared.
     problem: str
 
     @property
@@ -132,7 +129,7 @@ def grown_functions(rank: int, run: WorldRun, seen: MeasuredWorld) -> GrownFunct
 class Samples:
     """Samples of a rank's training thread."""
 
-    #: Number of all samples, including waiting and samples in no function.
+    #: Number of all samples, including samples of a waiting thread.
     total: int = 0
     #: Number of samples by function and line; the line is "" if unknown.
     lines: defaultdict[_Function, Counter[str]] = field(
@@ -146,13 +143,13 @@ class Samples:
 
 
 def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
-    """Reads the samples of one thread from a file; other lines are skipped.
+    """Reads the samples of one thread from a file.
 
     Args:
         path: output of ``py-spy record --format raw --threads --idle``.
         thread: the kernel's id of the training thread.
-        is_main: True if the training thread is the process's main thread. If so, and if no sample
-            has the id ``thread`` (py-spy saw other ids), the thread named "MainThread" is read.
+        is_main: True if this thread is the main thread of its process. If no sample then has the
+            id ``thread``, the thread named "MainThread" is read instead.
 
     Raises:
         CommprofError: the file cannot be read, or holds no sample of the thread.
@@ -162,7 +159,7 @@ def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
     except OSError as error:
         raise CommprofError(f"{path.name} cannot be read ({error.strerror})") from None
     stacks: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    for line in text.split("\n")[:-1]:  # a line without a newline was cut off
+    for line in text.split("\n")[:-1]:  # drops a last line that was cut off
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
         root = next((root for frame in frames if (root := _THREAD.fullmatch(frame))), None)
@@ -192,8 +189,6 @@ def _function(frame: str) -> tuple[_Function, str]:
 
 @dataclass(frozen=True)
 class _Times:
-    """Own time per step of one rank's functions."""
-
     samples: Samples
     step_ms: float
     #: Run delay per step.
@@ -201,7 +196,7 @@ class _Times:
     own_ms: dict[_Function, float]
 
     def error_ms(self, own_ms: float) -> float:
-        """Returns the standard error of a function's own time, estimated from samples."""
+        """Returns the standard error of an own time that was estimated from samples."""
         share = min(1.0, own_ms / self.step_ms)
         return self.step_ms * math.sqrt(share * (1 - share) / self.samples.total)
 

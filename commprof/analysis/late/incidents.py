@@ -1,7 +1,7 @@
 """Incidents of a run: hangs, mismatched collectives, and lasting changes of speed.
 
-Hangs are read from the watchdog's files in the run directory: ``hang_N.json``, and
-``watchdog_HOST.jsonl``.
+The watchdog writes its files into the run directory: ``hang_N.json`` holds a hang, and
+``watchdog_HOST.jsonl`` holds mismatches and changes of speed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from commprof.trace.run.run_directory import WorldRun
 from commprof.units import FIRST_DATE_NS
 
 HANG_SCHEMA_VERSION = 1
-#: The figure that the recordings must support, for each kind of anomaly.
+#: By kind of anomaly: an anomaly counts only if the recordings support this figure.
 _RESTS_ON = {STEP: Figure.STEP, COMPUTE: Figure.EXPOSED, BANDWIDTH: Figure.CALLS}
 HANG_FILES = "hang_*.json"
 EVENT_FILES = "watchdog_*.jsonl"
 #: Larger files are not the watchdog's.
 _LARGEST_BYTES = 16 << 20
-#: At most this many hangs, and this many events, are read; the files hold all of them.
+#: Largest number of hangs that are returned. The same limit applies to events.
 _MOST = 50
 
 
@@ -61,14 +61,13 @@ class HangReport:
     host: str
     #: Time at which the hang was found, ISO 8601, UTC.
     found: str
-    #: The diagnosis: rank, collective, bucket, phase.
     sentence: str
     #: Ranks that the others waited for.
     accused: tuple[int, ...]
-    #: Seconds from ``found`` until the hang was over; None if the watchdog did not see it end.
+    #: Seconds from ``found`` until the hang was over; None if the watchdog did not see the end.
     ended_after_s: float | None
     stacks: tuple[StackFile, ...]
-    #: The file that holds each rank's state.
+    #: Name of the hang file.
     file: str
 
 
@@ -84,7 +83,7 @@ class WatchEvent:
 
 
 def read_hangs(directory: Path) -> tuple[HangReport, ...]:
-    """Reads the hang files in a directory of traces, sorted by number; skips other files."""
+    """Reads the hang files in a directory of traces; returns the hangs sorted by number."""
     found = (_hang(path) for path in sorted(directory.glob(HANG_FILES)))
     hangs = sorted((one for one in found if one is not None), key=lambda one: one.number)
     return tuple(hangs[:_MOST])
@@ -159,19 +158,18 @@ class Incidents:
     """Hangs, mismatched collectives, and lasting changes of speed at one world size."""
 
     world_size: int
-    #: Hangs that the watchdog reported.
     hangs: tuple[HangReport, ...]
     #: The first mismatch of each process group, from the records.
     mismatches: tuple[Mismatch, ...]
-    #: Number of collectives that were not the same on all ranks, in all groups.
+    #: Number of mismatched collectives in all groups.
     mismatch_count: int
-    #: Anomalies from the records, each as time (ISO 8601, UTC; empty if unknown) and anomaly.
+    #: Pairs of a time (ISO 8601, UTC; empty if unknown) and the anomaly at this time.
     anomalies: tuple[tuple[str, Anomaly], ...]
-    #: Mismatches and anomalies that the watchdog reported. Used if no steps were measured, or if
-    #: always-on mode did not keep all records.
+    #: Mismatches and anomalies that the watchdog reported. Read only if no steps were measured, or
+    #: if always-on mode did not keep all records.
     events: tuple[WatchEvent, ...]
-    #: The hang with which the recordings end; None if there is none, if the watchdog reported a
-    #: hang, or if there are mismatches.
+    #: The hang with which the recordings end, or None. Always None if there are ``hangs`` or
+    #: ``mismatches``.
     last_wait: LastWait | None = None
 
     def __bool__(self) -> bool:
@@ -181,16 +179,15 @@ class Incidents:
 
 
 class WatchedCalls:
-    """Collects data on incidents from all calls; a long run's calls come window by window."""
+    """Collects data on incidents from calls; adds the calls of a long run window by window."""
 
     def __init__(self) -> None:
         self._first: dict[str, Mismatch] = {}
         self._differing: dict[tuple[str, int], list[Ints]] = {}
-        #: See :func:`anomalies.bandwidth_by_step`.
         self.gbit_per_s: dict[int, float] = {}
 
     def add(self, seen: MeasuredWorld) -> None:
-        """Takes the calls of the next steps; adjacent windows may share calls."""
+        """Adds the calls of the next window of steps; neighbouring windows may share calls."""
         first, differing = mismatches_by_group(seen.traces, seen.tables)
         for mismatch in first:
             self._first.setdefault(mismatch.group, mismatch)
@@ -216,16 +213,16 @@ def find_incidents(
     calls: WatchedCalls | None = None,
     evidence: Evidence | None = None,
 ) -> Incidents:
-    """Collects incidents from the watchdog's files, and from the records if there are any.
+    """Collects incidents from the watchdog's files and from the records.
 
     Args:
         run: the ranks' recordings.
-        seen: their measured steps.
-        calls: the collector that has seen all calls of a long run; None if the run is not long.
-        evidence: which figures the recordings of the world size support; None to compute it.
+        seen: the ranks' measured steps; None if no steps were measured.
+        calls: the calls of a long run; None for a shorter run.
+        evidence: shows which figures the recordings support; None to compute it here.
 
-    A run with a trial is not searched for changes of speed: the trial's candidate settings change
-    the step on purpose.
+    A trial changes the speed of steps on purpose. So a run with a trial is not searched for
+    changes of speed.
     """
     hangs = read_hangs(run.directory)
     summarised = any(trace.summary is not None for trace in run.traces.values())
@@ -256,7 +253,7 @@ def find_incidents(
 
 
 def _wall_clock(trace: Trace, time_ns: int) -> str:
-    """Returns the date and time; empty if they are not known."""
+    """Returns the date and time in ISO 8601, UTC; empty if not known."""
     clock: dict[str, Any] = trace.metadata["clock"]
     if clock["realtime_ns"] < FIRST_DATE_NS:
         return ""

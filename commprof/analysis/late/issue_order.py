@@ -1,7 +1,7 @@
-"""Operations on backends that run the operations of each communicator in the order of issue.
+"""Waits that arise because a backend runs operations in the order of issue.
 
-NCCL is such a backend. A rank may have issued its part of an operation that still cannot run,
-because it is behind another operation of the rank.
+NCCL is such a backend: it runs the operations of a communicator in the order in which a rank issued
+them. So an operation that a rank has issued may have to wait for an earlier operation of this rank.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from commprof.analysis.late.standing import PendingOperation, Standing, Waits, oldest_first
 
-#: A rank's pending operation: group, "send" or "recv" or nothing, peer, and sequence number.
+#: Group, "send" or "recv" ("" for a collective), peer, and sequence number of an operation.
 Key = tuple[str, str, int, int]
 
 
@@ -21,10 +21,10 @@ def key_of(operation: PendingOperation) -> Key:
 
 
 def queued_behind(state: Standing) -> frozenset[Key]:
-    """Returns a rank's pending operations that run only after another of its pending operations.
+    """Returns a rank's pending operations that cannot run before another pending operation.
 
     A collective counts only if it is queued behind a message. If it is queued behind another
-    collective of its group, the rank's delay already shows in that earlier collective.
+    collective, the rank's delay already shows in that earlier collective.
     """
     launched = [
         (operation, operation.launch)
@@ -33,8 +33,7 @@ def queued_behind(state: Standing) -> frozenset[Key]:
     ]
     if not any(operation.peer >= 0 for operation, _ in launched):
         return frozenset()
-    #: Number of the first launch, by queue and a flag; if the flag is True, of the first launch of
-    #: messages.
+    # By queue: number of the first launch (key False), and of the first message (key True).
     first: dict[tuple[str, bool], int] = {}
     for operation, launch in launched:
         for of_messages in (False, True) if operation.peer >= 0 else (False,):
@@ -49,10 +48,11 @@ def queued_behind(state: Standing) -> frozenset[Key]:
 
 
 def order_waits(states: Sequence[Standing]) -> dict[int, Waits]:
-    """Lists the waits that the order of issue causes once all ranks issued all pending operations.
+    """Lists by rank the waits that are caused by the order in which operations were issued.
 
-    A rank waits in its oldest pending operations for the ranks on which these are not the oldest.
-    Empty if the backend of an operation runs operations independently of their order.
+    All ranks must have issued all pending operations. A rank waits in its oldest pending operation
+    for the ranks on which another operation is older. Empty if a backend runs operations
+    independently of the order of issue.
     """
     if any(operation.launch is None for state in states for operation in state.pending.values()):
         return {}

@@ -1,11 +1,12 @@
-"""The hang with which a recording ends: ranks waited in a collective that others never issued.
+"""Finds a hang at the end of a recording: ranks waited for other ranks that did not arrive.
 
-The hang is found from the records alone, without a watchdog: a rank's last collectives either ended
-with an error after a long wait, as when the user interrupts the job, or did not end. The rule is
-that of :mod:`commprof.analysis.late.standstill`. On several hosts only collectives that ended with
-an error are used: a waiting rank writes nothing, and its waiting time cannot be measured by another
-host's clock. Jobs on devices are left to the watchdog and to Flight Recorder, because their
-collectives end on the device.
+The hang is found from the records alone, without a watchdog. A rank's last collective either did
+not end, or ended with an error after a long wait, for example because the user interrupted the job.
+The ranks that did not arrive are found as in :mod:`commprof.analysis.late.standstill`.
+
+If the job ran on several hosts, only collectives that ended with an error are used: a waiting rank
+writes no records, and the clock of another host does not show how long the rank waited. Jobs on
+devices are left out, because their collectives end on the device.
 """
 
 from __future__ import annotations
@@ -37,13 +38,12 @@ from commprof.trace.schema import (
 )
 
 _NS_PER_S = 1e9
-#: A wait is a hang if it is at least this many seconds long, and at least this many times as long
-#: as a typical step.
+#: A wait is a hang if it takes at least ``_LEAST_S`` seconds and ``_OF_STEP`` typical steps.
 _LEAST_S, _OF_STEP = 5.0, 10.0
 _ALIVE = (State.RUNS, State.STOPPED)
-#: Number of a rank's latest collectives that are examined.
+#: This many of a rank's latest collectives are examined.
 _LATEST = 256
-#: Number of a rank's last records that are searched for these collectives.
+#: The collectives are searched for in this many of a rank's last records.
 _TAIL = 1 << 18
 
 
@@ -51,22 +51,20 @@ _TAIL = 1 << 18
 class LastWait:
     """A hang with which a recording ends."""
 
-    #: Ranks that the others waited for; empty if all had arrived.
+    #: Ranks that the others waited for.
     ranks: tuple[int, ...]
-    #: Ranks that waited.
     waiting: tuple[int, ...]
-    #: The longest wait.
+    #: Length of the longest wait.
     waited_s: float
-    #: False if the ranks that the others waited for still wrote records during the wait: they
-    #: worked.
+    #: False if the ranks that the others waited for wrote records during the wait.
     hung: bool
-    #: A sentence that begins in lower case and lacks its period.
+    #: Sentence that begins in lower case and has no full stop.
     sentence: str
 
 
 @dataclass
 class _End:
-    """State of one rank at the end of its recording; it has the interface of ``Standing``."""
+    """State of one rank at the end of its recording; implements ``Standing``."""
 
     rank: int
     world_size: int
@@ -74,8 +72,7 @@ class _End:
     line: str
     #: Phase and step in which the rank's records end.
     seen: str
-    #: The longest wait in a collective that never ended, or ended with an error; 0 if there is none
-    #: or its length is not known.
+    #: Longest wait in a collective that failed or did not end; 0 if no such wait is known.
     waited_ns: int = 0
     waits_in: PendingOperation | None = None
     pending: dict[int, PendingOperation] = field(default_factory=dict)
@@ -90,12 +87,12 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
     """Finds the hang with which the recordings of a job's ranks end.
 
     Args:
-        traces: the ranks' own traces, in full.
+        traces: the ranks' traces.
         world_size: number of ranks of the job.
 
     Returns:
-        None if the job came to its regular end or still runs, if no rank waited for long, if a
-        rank's trace is missing, if another profiler recorded the job, or if records were dropped.
+        None if no such hang is found. Also None if a trace is missing, if records were dropped, or
+        if another profiler recorded the job.
     """
     if len(traces) != world_size or world_size < 2:
         return None
@@ -143,7 +140,7 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
 
 
 def _tail(trace: Trace) -> Trace:
-    """Returns a trace with its last records only: tables of all records of a long run are large."""
+    """Returns a trace with its last records only, because tables of all records are large."""
     records = trace.records
     if len(records) <= _TAIL:
         return trace
@@ -153,12 +150,10 @@ def _tail(trace: Trace) -> Trace:
 
 
 def _error(trace: Trace) -> str:
-    """The error with which a rank's script ended; empty if there was none."""
     return str((trace.metadata.get("ending") or {}).get("error") or "")
 
 
 def _wrote(trace: Trace, since_ns: float, until_ns: float) -> bool:
-    """True if a rank made any record between two times on its host's clock."""
     time_ns = columns.ints(trace.records["timestamp_ns"])
     return bool(((time_ns > since_ns) & (time_ns < until_ns)).any())
 
@@ -196,10 +191,7 @@ def _steps(trace: Trace) -> int:
 
 
 def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
-    """Returns the state of a rank at the end of its recording.
-
-    last_ns: time of the last record of any rank; 0 if the clocks cannot be compared.
-    """
+    """Returns a rank's last state; ``last_ns`` is 0 if the ranks' clocks cannot be compared."""
     table = columns.collectives(trace)
     names = {group.id: group.name for group in trace.groups.values()}
     collective = ~among(table.op, *POINT_TO_POINT) & (table.seq != NO_SEQ)
@@ -239,10 +231,10 @@ def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
 
 
 def _line(trace: Trace, table: Collectives, row: int) -> str:
-    """Line of code that issued a row's call.
+    """Returns the line that issued a row's call.
 
-    If no stack was recorded for this call: the line of the latest earlier call with the same
-    operation, group and size. Empty if none of these calls has a stack.
+    If this call has no stack, an earlier call of the same kind and size is used. Empty if no such
+    call has a stack.
     """
     alike = (table.op == table.op[row]) & (table.group == table.group[row])
     alike &= table.bytes_in == table.bytes_in[row]
@@ -255,7 +247,7 @@ def _line(trace: Trace, table: Collectives, row: int) -> str:
 
 
 def _place(trace: Trace) -> str:
-    """Says in which step a rank's records end, and which phase of this step ended last."""
+    """Returns where a rank's records end, such as "in step 3 after backward"."""
     phases, steps = columns.phases(trace), columns.steps(trace)
     where = f"in step {int(steps.index[-1]) + 1}" if len(steps) else "before the end of a step"
     since = int(steps.end_ns[-1]) if len(steps) else 0

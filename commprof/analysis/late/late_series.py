@@ -1,9 +1,9 @@
-"""Finds the one series of late steps of a rank, in a run too short for a significance test.
+"""Finds one series of steps in which a rank was late, in a run too short for a test.
 
-A rank may be slowed for some time: by another process on its host, by a disk, by heat. Then it is
-late in one series of steps. The steps of a series have one common cause, so they count as a single
-observation, and no test can tell one observation from chance. But the series shows when the rank
-was slow, and that the rank was not slow before or after.
+A rank may be slowed for some time by another process on its host, by a disk or by heat. The rank is
+then late in one series of steps. These steps have one common cause, so they count as a single
+observation. No test can distinguish a single observation from chance. But the series shows when the
+rank was slow.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ Floats = npt.NDArray[np.float64]
 
 #: Smallest number of late steps in a series.
 _LEAST = 3
-#: At least this fraction of the steps of a series are late.
+#: Smallest fraction of late steps in a series.
 _DENSE = 0.75
-#: Of all waiting for the rank, at least this fraction falls into the steps of the series.
+#: Smallest fraction of the waiting for the rank that falls into the series.
 _OF_WAITING = 0.8
-#: In a late step, the waiting for the rank is at least this fraction of that in its worst step.
+#: Smallest waiting in a late step, as a fraction of the longest waiting in any step.
 _OF_LONGEST = 0.25
-#: Largest part of all steps that a series may take.
+#: A series takes at most this fraction of all steps.
 _LONGEST = 0.75
 
 
 def late_series(waited_for_ns: Floats, step_ns: float) -> slice | None:
-    """Returns the rows of the one series of steps in which the most awaited rank was late.
+    """Returns the rows of the steps in which the rank that caused most waiting was late.
 
     Args:
         waited_for_ns: ``[step, rank]``: waiting that the rank caused, summed over all others.
-        step_ns: median step time. A step is late if the other ranks wait for 2 % of this time or
-          more on average, and for at least a quarter as long as in the step of the longest wait.
+        step_ns: median step time.
 
-    None if there is no such series, or if the rank was late in other steps too.
+    None if the late steps do not form one series.
     """
     steps, ranks = waited_for_ns.shape
     if ranks < 2 or not steps:

@@ -1,4 +1,4 @@
-"""The sentence that says that a rank is late, in full mode and in always-on mode."""
+"""Sentences on a late rank, for full mode and for always-on mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Late(Protocol):
 
 
 def with_cost(is_late: str, late: _Late, wait_ms: float, world_size: int) -> str:
-    """Returns the sentence, with what the late rank costs in each step.
+    """Returns a sentence that states what the late rank costs per step.
 
     Args:
         is_late: beginning of the sentence, such as "rank 3 is late".

@@ -1,4 +1,4 @@
-"""The rank that others waited for at one world size, and the phase and lines where it lost time."""
+"""Finds the late rank of one world size, and where this rank lost time."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import POINT_TO_POINT, Kind
 from commprof.units import ms_to_ns, us_to_ns
 
-#: In a run of few steps that commprof itself recorded, a rank is named only if the probability that
-#: chance explains its lateness is at most this. In 600 simulated runs without a late rank, the
-#: limit for other tools' recordings (``stragglers.SIGNIFICANCE``) wrongly named a rank in 2 runs,
-#: this limit in none.
+#: For commprof's own recordings of few steps: a rank is named only if chance explains its lateness
+#: with at most this probability. In 600 simulated runs without a late rank, this limit named no
+#: rank, but ``stragglers.SIGNIFICANCE`` named a rank in 2 runs.
 _SIGNIFICANCE_OF_OWN_RUNS = 0.001
 #: A stall is attributed to one rank if the other ranks waited for this rank for at least this
 #: fraction of the stalled step.
@@ -50,23 +49,23 @@ _NEARLY_ALL = 0.8
 
 @dataclass(frozen=True)
 class Lateness(FieldGroup):
-    """One world size's waiting by cause, its late rank, and where this rank lost the time."""
+    """Waiting at one world size by cause, the late rank, and where this rank lost time."""
 
     late_rank: LateRank | None = None
-    #: Waiting per rank and cause; adds up to ``WorldResult.parts.wait_ms``. Empty if arrivals are
-    #: not known.
+    #: Waiting by rank and cause; the sum is ``WorldResult.parts.wait_ms``. Empty if it is not known
+    #: when ranks arrived.
     wait_costs: tuple[WaitCost, ...] = ()
     #: None if the Linux kernel's counters show no phase that is longer on one rank than on others.
     longer_phase: LongerPhase | None = None
-    #: Lines of the script between which the late rank's phases take longer; empty without stacks.
+    #: Lines of the script between which the late rank works longer; empty without stacks.
     longer_lines: tuple[LongerLines, ...] = ()
     #: Functions in which the late rank takes longer; None without a late rank or samples.
     grown_functions: GrownFunctions | None = None
-    #: The rank that caused most waiting in steps that did not stall, even if no test calls it late.
+    #: The rank that caused most waiting, whether or not it is late. Stalled steps do not count.
     most_waited_for: MostWaitedFor = field(default_factory=MostWaitedFor)
     #: Several ranks that work longer than all others; None if there are none.
     slower: SlowerRanks | None = None
-    #: By number of a stalled step: the rank that the others waited for during nearly all of it.
+    #: By number of a stalled step: the rank that the others waited for during most of the step.
     stalled_for: Mapping[int, int] = field(default_factory=dict)
 
     def supported(self, evidence: Evidence) -> Lateness:
@@ -102,7 +101,7 @@ def lateness(
 
     Args:
         run: the ranks' recordings.
-        seen: their measured steps.
+        seen: the ranks' measured steps.
         step_median_ms: median over steps of the slowest rank's wall time.
         between_ranks_us: bound on the error of time differences between ranks.
     """
@@ -161,7 +160,6 @@ def lateness(
 
 
 def _stalled_for(seen: MeasuredSteps, stalls: npt.NDArray[np.bool_]) -> dict[int, int]:
-    """Returns, by number of a stalled step, the rank that others waited for nearly all of it."""
     if not stalls.any():
         return {}
     by_rank = seen.measured.caused_in_all(stalls).sum(axis=2)
@@ -173,17 +171,16 @@ def _stalled_for(seen: MeasuredSteps, stalls: npt.NDArray[np.bool_]) -> dict[int
 
 
 def _host(trace: Trace) -> str:
-    """Name of the rank's host; empty if another tool's recording does not tell it."""
     name = str(trace.metadata["machine"]["hostname"])
     return "" if trace.is_foreign and name == "unknown" else name
 
 
 def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> LateRank | None:
-    """Returns the late rank, without the waiting that a pipeline causes even if no rank is late.
+    """Leaves out the waiting that a pipeline causes even if no rank is late.
 
     In a pipeline, each stage waits for messages of other stages. So if most waiting is for
-    messages, the waiting for the rank counts only up to the time by which its own work exceeds the
-    mean of the others. None if this time is less than 2 % of a step.
+    messages, only the extra work of the rank counts: its own work minus the mean of the others.
+    None if this extra work is less than 2 % of a step.
     """
     if late.rank not in seen.ranks or not _waits_for_messages(seen):
         return late
@@ -200,8 +197,7 @@ def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> Lat
 
 def _waits_for_messages(seen: MeasuredSteps) -> bool:
     """True if most waiting is for messages, as between the stages of a pipeline."""
-    # Most jobs send no messages: this is checked first, because in a long run the tables that are
-    # made below take much memory.
+    # Checked first, because most jobs send no messages, and the tables below need much memory.
     ops = (columns.of_kind(trace.records, Kind.ISSUE)["op"] for trace in seen.traces)
     if not any(among(op, *POINT_TO_POINT).any() for op in ops):
         return False
@@ -216,10 +212,6 @@ def _waits_for_messages(seen: MeasuredSteps) -> bool:
 
 
 def _one_series(waited_for_ns: Floats, numbers: Ints, step_ns: float) -> str:
-    """Returns the range of the late steps as a clause, if they form one series; else empty.
-
-    ``numbers`` are the steps' numbers in the recording.
-    """
     series = late_series(waited_for_ns, step_ns)
     if series is None:
         return ""
@@ -231,7 +223,7 @@ def _one_series(waited_for_ns: Floats, numbers: Ints, step_ns: float) -> str:
 
 def _few_steps(steps: int, enough: int) -> str:
     be = "is" if steps == 1 else "are"
-    return f"{counted(steps, 'step')} {be} too few to tell this from chance; {enough} would do"
+    return f"{counted(steps, 'step')} {be} too few to rule out chance; {enough} steps are enough"
 
 
 def _lacks_phases(parts: RankParts) -> bool:

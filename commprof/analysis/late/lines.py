@@ -1,8 +1,8 @@
-"""Pairs of lines of the script between which a late rank works longer than the other ranks.
+"""Finds lines of the script between which a late rank works longer than the other ranks.
 
-If stacks were recorded, every operation has the line that issued it. The training thread's own
-work from one issue to the next, without waiting, pauses and run delay, is attributed to the pair of
-lines that issued the two operations.
+If stacks were recorded, the line that issued each operation is known. The training thread's own
+work between two issues is attributed to the pair of lines that issued the two operations. Waiting,
+pauses and run delay do not count as work.
 """
 
 from __future__ import annotations
@@ -31,40 +31,36 @@ from commprof.units import ns_to_ms
 
 #: Largest number of pairs of lines that are reported for a phase.
 _MOST_PAIRS = 3
-#: Phase of some work, line that issued the last operation before this work, and line that issued
-#: the next operation after it. At the start or end of a step, "" takes the place of a line.
+#: Phase, and the two lines between which the work lies. "" takes the place of a line at the start
+#: and at the end of a step.
 _Cell: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class LongerLines:
-    """Work between two lines of the script that takes longer on one rank than on the others.
+    """Two lines of the script between which one rank works longer than the others.
 
     Waiting, pauses and run delay do not count as work. Extra time is the rank's time minus the
     median of the other ranks.
     """
 
-    #: Global rank.
     rank: int
-    #: Phase of the training thread.
     phase: str
     #: Extra time of the whole phase, mean per step.
     phase_ms: float
-    #: Line that issued the last operation before this work, as ``FILE:LINE FUNCTION``; "" if the
-    #: work begins at the step's start.
+    #: Line that issued the operation before this work, as ``FILE:LINE FUNCTION``; "" if the work
+    #: begins at the start of the step.
     begin: str
-    #: Line that issued the next operation after this work; "" if the work lasts to the step's end.
+    #: Line that issued the operation after this work; "" if the work ends at the step's end.
     end: str
-    #: Extra time of the work between these lines; the pairs of a phase add up to at most
-    #: ``phase_ms``.
+    #: Extra time of the work between these lines, mean per step.
     longer_ms: float
 
 
 def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
-    """Finds pairs of source lines between which this rank works longer than the other ranks do.
+    """Finds pairs of lines between which this rank works longer than the other ranks do.
 
-    A pair is the lines that issued two consecutive operations. Phases are sorted by extra time, the
-    longest first, and so are the pairs of each phase. Empty if a rank's trace has no stacks.
+    The phase with the most extra time comes first. Empty if a rank's trace has no stacks.
     """
     if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
         return ()
@@ -77,7 +73,7 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
     for phase in PHASES:
         of_phase = [i for i, cell in enumerate(cells) if cell[0] == phase]
         if not of_phase or (len(of_phase) == 1 and "" in cells[of_phase[0]]):
-            continue  # a pair with the start or end of a step adds no information to the phase
+            continue  # with only one line, the pair shows no more than the phase
         left_ms = phase_ms = float(beyond_the_others(values[:, of_phase].sum(axis=1))[place])
         longer = beyond_the_others(values[:, of_phase])[place]
         for i in np.argsort(-longer)[:_MOST_PAIRS].tolist():
@@ -98,7 +94,7 @@ def sentences(found: Sequence[LongerLines]) -> list[str]:
         text = f"Rank {rank}'s {phase} takes {in_ms(phase_ms)} longer than on the other ranks"
         if phase == PHASES[Phase.OTHER]:
             text = (
-                f"Outside of all phases rank {rank} takes {in_ms(phase_ms)} longer than the others"
+                f"Outside of all phases, rank {rank} takes {in_ms(phase_ms)} longer than the others"
             )
         texts.append(f"{text}: {', '.join(parts)}.")
     return texts
@@ -112,10 +108,8 @@ def _where(pair: LongerLines) -> str:
 
 
 def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
-    """Returns the training thread's work by phase and pair of source lines, in ms per step.
+    """Returns the training thread's work by phase and pair of lines, in ms per step.
 
-    A pair is the lines that issued two consecutive operations; an empty string in place of a line
-    stands for the start or end of the step. Waiting, pauses and run delay do not count as work.
     ``index``: numbers of the steps to average.
     """
     steps = columns.steps(trace)
@@ -148,10 +142,10 @@ def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
 
 
 def _issues(trace: Trace, table: Collectives, thread: int) -> tuple[list[str], Ints, Ints]:
-    """Returns source lines, and for each issued operation the index of its line and its issue time.
+    """Returns all lines; and for each operation, the index of its line and its issue time.
 
-    Operations of unknown lines are left out. Operations that other threads issued outside of
-    backward passes are left out too: they do not show where the training thread was.
+    Operations of other threads count only in backward passes. Elsewhere they do not show where the
+    training thread was.
     """
     lines = {number: caller(frames) for number, frames in trace.stacks.items()}
     names = ["", *sorted(set(lines.values()) - {""})]

@@ -1,9 +1,9 @@
 """Follows waiting through ranks that came late because they had waited themselves.
 
-Rank A is late in one group. Rank B waits for A, and is therefore late in another group, where rank
-C waits for B. Always-on mode keeps only sums of waiting over many steps, which do not show which
-wait caused which. But the sums bound what B passed on: the part of B's lateness that extra work of
-B does not explain, and at most as much as B itself waited.
+Rank B waits for rank A in one group. So B is late in another group, where rank C waits for B: B
+passes waiting on. Always-on mode keeps only sums of waiting over many steps. These sums do not show
+which wait caused which, but they limit what B passed on. B passed on at most as much as B itself
+waited, and at most the part of its lateness that its own extra work does not explain.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 #: A rank passes on waiting if its own waits explain at least this fraction of its lateness.
 _MOST = 0.5
-#: Only ranks that cause at least this fraction of all waiting are followed, and at most this many
-#: ranks.
+#: Limits on the ranks that are followed: smallest fraction of all waiting that a rank causes, and
+#: largest number of ranks.
 _OF_ALL, _MOST_RANKS = 0.002, 256
 #: Longest chain of ranks that is followed.
 _LONGEST = 16
@@ -29,27 +29,26 @@ _LONGEST = 16
 
 @dataclass(frozen=True)
 class PassedOn:
-    """Waiting, charged to the rank where it began instead of to the ranks that passed it on."""
+    """Waiting times, charged to the ranks where the waiting began."""
 
-    #: These arrays are like the arguments of :func:`passed_on`. In ``by_waiting_ns``, only the
-    #: column of the rank that caused the most waiting is filled.
+    #: Both arrays have the axes of :func:`passed_on`'s arguments. In ``by_waiting_ns``, all columns
+    #: are 0 except that of the rank that caused the most waiting.
     waited_for_ns: Floats
     by_waiting_ns: Floats
-    #: Ranks that are waited for mostly because they themselves waited for the rank that caused the
-    #: most waiting.
+    #: Ranks that were late mostly because they waited for the rank that caused the most waiting.
     through: tuple[int, ...]
 
 
 def passed_on(
     waited_for_ns: Floats, by_waiting_ns: Floats, excess_ns: Floats, steps: int
 ) -> PassedOn | None:
-    """Charges waiting to the rank where it began; returns None if no rank passed waiting on.
+    """Finds the ranks where waiting began; returns None if no rank passed waiting on.
 
     Args:
-        waited_for_ns: as in ``find_late_rank``, but with a row per block of time, not per step.
+        waited_for_ns: as in ``find_late_rank``, but each row is a block of time, not a step.
         by_waiting_ns: ``[waiting rank, rank]`` as in ``find_late_rank``.
-        excess_ns: time per step by which each rank's own work exceeds that of the others; NaN if
-            not known.
+        excess_ns: by rank: time per step by which the rank's own work exceeds that of the others;
+            NaN if not known.
         steps: number of steps.
     """
     caused_ns = waited_for_ns.sum(axis=0)
@@ -77,8 +76,7 @@ def _moved(
 ) -> PassedOn | None:
     """Moves waiting for the ranks in ``through`` to other ranks.
 
-    ``moved``: ``[rank in through, rank]``, fraction of the waiting for the first rank that moves to
-    the second rank.
+    ``moved[i, rank]``: fraction of the waiting for ``through[i]`` that moves to ``rank``.
     """
     retained = 1 - moved.sum(axis=1)
     settled, arriving = np.zeros_like(waited_for_ns), waited_for_ns.copy()
@@ -89,7 +87,7 @@ def _moved(
         arriving = passing @ moved
     settled += arriving
     first = int(np.argmax(settled.sum(axis=0)))
-    # By rank: fraction of the waiting for this rank that began with rank ``first``.
+    # By rank: fraction of the waiting for this rank that began at rank ``first``.
     begins = np.zeros(settled.shape[1])
     begins[first] = retained[through.index(first)] if first in through else 1.0
     share = begins.copy()
@@ -97,8 +95,8 @@ def _moved(
         share[through] = begins[through] + moved @ share
     column = by_waiting_ns @ share
     if not column.sum() > column[first]:
-        return None  # a circle: all waits of the first rank began with itself
-    # Leaves out the first rank's waiting for ranks that it had made late itself.
+        return None  # a circle: rank ``first`` caused all its waiting itself
+    # Leaves out the waiting of rank ``first`` that this rank caused itself.
     settled[:, first] *= 1 - column[first] / column.sum()
     column[first] = 0.0
     if int(np.argmax(settled.sum(axis=0))) != first:

@@ -1,8 +1,7 @@
-"""Several ranks that work longer than all others: a slow host, or a part of the job with more work.
+"""Several ranks that work longer than all others, for example all ranks of a slow host.
 
-The others wait for all of them, and each of them comes last now and then, so no single rank stands
-out. If one of them is much slower, it alone is named as late, but making only this rank faster
-gains little.
+The other ranks wait for all of them. Each slower rank comes last in some steps, so no single rank
+stands out. Even if one slower rank is named as late, making only this rank faster gains little.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Largest number of hosts that are named.
 _MOST_HOSTS = 3
-#: Beside a late rank, other ranks count as slower too if their excess is at least this fraction of
+#: If one rank is late, another rank counts as slower too if its excess is at least this fraction of
 #: the late rank's excess.
 _NEARLY = 0.5
 
@@ -44,23 +42,22 @@ class SlowerRanks:
     #: Hosts on which these ranks run. Empty if these hosts also run other ranks of the job, or if
     #: the job has no other hosts.
     hosts: tuple[str, ...]
-    #: One of ``exposure.ORIGINS``: the part of the step in which the extra time of these ranks,
-    #: compared with the others, is largest. None if unknown.
+    #: Part of the step in which these ranks have the most extra time, one of ``exposure.ORIGINS``;
+    #: None if unknown.
     phase: str | None
-    #: The smallest excess of any of these ranks. In a step, a rank's excess is its own work minus
-    #: the median of the others; over the steps, the ``average`` (median or mean) is taken.
+    #: Smallest excess of any of these ranks. A rank's excess is its own work minus the median of
+    #: the others. The excess is the ``average`` over the steps.
     longer_ms: float
     #: "median", or "mean" in always-on mode, which does not keep single steps.
     average: str
-    #: Time per step for which a rank waits for these ranks: mean over the ``waiting_ranks`` ranks
-    #: that wait for them.
+    #: Mean time per step for which a waiting rank waits for these ranks.
     wait_ms: float
     waiting_ranks: int
-    #: Waiting of the other ranks for these ranks, as a fraction of all waiting.
+    #: Fraction of all waiting that is waiting for these ranks.
     share: float
 
     def share_of(self, step_ms: float) -> float:
-        """Fraction of the mean step for which a waiting rank waits for these ranks, on average."""
+        """Returns the mean wait for these ranks, as a fraction of the mean step."""
         return self.wait_ms / step_ms
 
     @property
@@ -101,23 +98,26 @@ def slower_ranks(
     """Returns two or more ranks that work longer than all others; None if there are none.
 
     Args:
-        work_ns: ``[rank, origin, step]`` as in ``stragglers.find_slow_rank``; or with a single
-            step that holds the means over all steps.
+        work_ns: ``[rank, origin, step]`` as in ``stragglers.find_slow_rank``; or a single step with
+            the means over all steps.
         by_waiting_ns: as in ``stragglers.find_late_rank``.
         total_ns: all waiting in these steps, of all causes.
         steps: number of steps in ``by_waiting_ns``.
         ranks: global rank of each row of ``work_ns``.
         host_of: host name of each of these ranks.
         step_ns: median step time.
-        clock_error_ns: bound on the error of a rank's clock; the waiting must exceed twice this.
-        late: the rank that is named as late, which must be one of the slower ranks; or None.
+        clock_error_ns: bound on the error of a rank's clock. The mean wait must be at least twice
+            this bound.
+        late: the rank that is named as late; None if no rank is.
 
-    The ranks' median work is compared. Without a late rank, the slower ranks stand out from the
-    spread of the others. Beside a late rank they exceed the others' median by at least half as much
-    as the late rank does. In at least three of four steps, each of them works longer than the
-    others' median by 2 % of the step or more. The others wait for them for 2 % of the step or more,
-    and this is at least 60 % of all waiting. The mean wait is taken over those ranks that wait at
-    least a tenth as long as the rank that waits longest.
+    At most half of the ranks are slower ranks. They meet these conditions:
+
+    - Their median work stands out from that of the others. If one rank is late, each slower rank
+      has at least half of this rank's excess.
+    - In at least three of four steps, each of them works longer than the others' median, by at
+      least 2 % of the step.
+    - The others wait for them for at least 2 % of the step, and this is at least 60 % of all
+      waiting.
     """
     count = len(work_ns)
     if not work_ns.shape[2] or not steps:
@@ -171,10 +171,10 @@ def _nearly_as_slow(typical_ns: Floats, late: int) -> list[int]:
 
 
 def whole_hosts(members: Collection[int], host_of: Mapping[int, str]) -> tuple[str, ...]:
-    """Returns the hosts on which these ranks or processes run, if nothing else runs on them.
+    """Returns the hosts of the members, if these hosts run no other ranks or processes.
 
-    Empty if one of these hosts also has ranks or processes that are not in ``members``, if the host
-    of a member is not known, or if there are no other hosts.
+    Empty if the hosts run others too, if the host of a member is not known, or if there are no
+    other hosts.
 
     Args:
         members: numbers of ranks or processes.

@@ -1,4 +1,4 @@
-"""State of a rank in a job that hangs, from a running job's records or from a dump."""
+"""State of one rank in a job that hangs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from commprof.trace.documents import Group
 from commprof.trace.operations import codes_of
 from commprof.trace.schema import OPS, POINT_TO_POINT
 
-#: Operations whose completion gloo does not report. Their completion is known only if a wait for
-#: the operation blocked.
+#: Gloo does not report the completion of these operations. Their completion is known only if a wait
+#: for the operation blocked.
 SILENT = {
     *POINT_TO_POINT,
     *codes_of("reduce_scatter"),
 }
 
 
-#: A message has two parts, a send and a receive. Maps each part to the one that the other rank
-#: issues.
+#: Maps each part of a message to the part that the other rank issues.
 COUNTERPART: Final = {"send": "recv", "recv": "send"}
 #: Backends that run the operations of a communicator one after the other, in the order of issue.
 IN_ORDER: Final = ("nccl", "xccl")
@@ -31,11 +30,11 @@ IN_ORDER: Final = ("nccl", "xccl")
 class Launch(NamedTuple):
     """Operations that a backend such as NCCL runs together, as one launch of a communicator."""
 
-    #: The communicator that runs its launches one after the other.
+    #: The communicator, which runs one launch after the other.
     queue: str
-    #: Number among the launches of a rank, in the order of issue.
+    #: Number of the launch, in the order in which the rank issued its launches.
     number: int
-    #: True if several operations were launched together: they complete together.
+    #: True if the launch has several operations, which complete together.
     of_several: bool = False
 
 
@@ -44,26 +43,25 @@ class PendingOperation:
     """An operation that a rank handed to its process group."""
 
     op: str
-    #: c10d's name of the group; if the trace lacks it, "number N", by the trace's own numbering.
+    #: Name of the group in c10d; "number N" if the trace lacks the name.
     group: str
     #: Sequence number of a collective in its group, or of a message between two ranks; -1: unknown.
     seq: int
-    #: The other rank of a point-to-point message, as rank in the group. -1 for a collective, and
-    #: for a receive from any rank, which has no sequence number either.
+    #: The other rank of a message, as rank in the group. -1 for a collective, and for a receive
+    #: from any rank.
     peer: int
     bytes_in: int
     bytes_out: int
     issue_ns: int
     #: Index of a DDP all-reduce in its backward pass, from 0; -1 for other operations.
     bucket: int
-    #: True if a backward pass issued the operation. Only written to ``hang_N.json``, for programs
-    #: that read this file.
+    #: True if a backward pass issued the operation. Used only in ``hang_N.json``.
     in_backward: bool
-    #: True if its completion may never be recorded: for some operations of gloo, and on devices.
+    #: True if the completion of the operation may not be recorded, as for some operations of gloo.
     silent: bool = False
-    #: True if the operation runs on its device; None if the start of operations is not recorded.
+    #: True if the operation has begun to run on its device; None if not known.
     started: bool | None = None
-    #: Root, as rank in the group; -1 if the operation has none, or if unknown.
+    #: Root of the operation, as rank in the group; -1 if there is no root, or if unknown.
     root: int = -1
     #: Lines of the script that issued the operation, the innermost first, such as
     #: "a.py:7 < train.py:20"; empty if not known.
@@ -150,10 +148,9 @@ class Words:
         return str(operation)
 
     def missed(self, operation: PendingOperation) -> str:
-        """Says as a predicate what an awaited rank did not do in X: "did not arrive at X".
+        """Returns what an awaited rank did not do, such as "did not arrive at X".
 
-        For a message, the rank did not issue its own part: "did not issue the recv for X", where X
-        is the send.
+        For a send X, the result is "did not issue the recv for X".
         """
         if operation.op in COUNTERPART:
             part = COUNTERPART[operation.op]
@@ -168,5 +165,5 @@ def oldest_first(state: Standing) -> list[PendingOperation]:
 
 #: Largest number of operations in ``Standing.recent``, usually enough for several steps.
 MOST_RECENT = 512
-#: Pending operations of a rank, oldest first, each with the ranks that it waits for.
+#: A rank's pending operations, the oldest first, each with the ranks that it waits for.
 Waits = Sequence[tuple[PendingOperation, tuple[int, ...]]]

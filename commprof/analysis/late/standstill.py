@@ -1,27 +1,25 @@
-"""Ranks that a hanging job waits for: one rule for running jobs and for recorded ones.
+"""Finds the ranks that a hanging job waits for, in a running job or in its recordings.
 
-An operation needs all ranks of its group, or fewer if the operation has a root, see
-:mod:`commprof.analysis.align.matching`. A rank that has issued an operation waits for the needed
-ranks that have not issued it. Following these waits leads to ranks that wait for no other rank:
-these ranks did not arrive. If the waits form a circle, ranks issued the operations of several
-groups in different orders; the ranks that differ are found as in a mismatch, see
-:mod:`commprof.analysis.late.circles`.
+An operation needs all ranks of its group, or fewer if the operation has a root (see
+:mod:`commprof.analysis.align.matching`). A rank that has issued an operation waits for the needed
+ranks that have not issued it. Following these waits leads to ranks that wait for no other rank.
+These ranks did not arrive.
 
-With a backend such as NCCL, ranks issue operations before these run, and the operations of a
-communicator run in the order of issue. So a rank A also waits for a rank B that has issued its part
-of an operation, if on B an earlier operation (for a collective: an earlier message) of the same
-communicator is still pending. The waits also form a circle if all ranks have issued all pending
-operations, but issued the operations of several groups in different orders: calls that are not
-asynchronous run one after the other, even if their groups differ.
+If the waits form a circle, ranks issued the operations of several groups in different orders. The
+culprits are then found as in a mismatch, see :mod:`commprof.analysis.late.circles`.
 
-If a pending collective is not the same on all ranks, this mismatch is the cause, not an absent rank
-or the network. An earlier mismatch of the same group is the cause if all ranks have arrived at the
-pending operations.
+A backend such as NCCL runs the operations of a communicator in the order of issue. So rank A also
+waits for rank B if B has issued an operation, but an earlier operation of the communicator is still
+pending on B. (For a collective, only an earlier message counts.) The order of issue can also cause
+a circle of waits after all ranks have issued all pending operations.
 
-A rank is behind if its oldest pending operation is a collective that other ranks have completed.
-A rank is also behind if all ranks have issued the collective, and the collective runs on the device
-of another rank but not on the device of this rank. Both rules use only collectives that no rank can
-complete before all ranks have arrived. So no other rank delays the rank that is behind.
+If a pending collective is not the same on all ranks, this mismatch is the cause. If all ranks have
+arrived at the pending operations, an earlier mismatch of the same group is the cause.
+
+A rank is behind in two cases. In the first case, its oldest pending operation is a collective that
+other ranks have completed. In the second case, all ranks have issued this collective, but it runs
+only on the devices of other ranks. Both cases require a collective that no rank can complete before
+all ranks have arrived. So no other rank delays the rank that is behind.
 """
 
 from __future__ import annotations
@@ -51,29 +49,27 @@ from commprof.trace.schema import OPS, comes_before
 class Cause:
     """Cause of a hang."""
 
-    #: "mismatch": ranks issued different collectives; "absent": ranks did not arrive; "behind":
-    #: ranks have not completed operations that other ranks have completed; "circle": ranks wait for
-    #: each other; "arrived": all ranks arrived; "unmatched": it is not known who takes part in a
-    #: pending message, such as a receive from any rank.
+    #: "mismatch": ranks issued different collectives.
+    #: "absent": ranks did not arrive.
+    #: "behind": ranks have not completed operations that other ranks have completed.
+    #: "circle": ranks wait for each other.
+    #: "arrived": all ranks arrived.
+    #: "unmatched": the other end of a pending message is not known.
     kind: str
-    #: The culprits, sorted. All ranks of a circle if no culprit can be told; empty if all ranks
-    #: arrived, or if unmatched.
+    #: The culprits, sorted. All ranks of a circle if its culprit is not known. Empty for "arrived"
+    #: and "unmatched".
     ranks: tuple[int, ...]
-    #: For each rank that is behind, the operation that it has not completed or not begun.
+    #: By rank that is behind: the operation that the rank has not completed or not begun.
     behind: Mapping[int, PendingOperation]
-    #: The mismatch that is the cause; None if the cause is another. A mismatch does not always show
-    #: which ranks are the culprits.
     mismatch: Mismatch | None = None
-    #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
-    #: An all-to-all at which all ranks arrived, but which cannot complete, because the ranks do not
-    #: send as many bytes in all as they expect. None if there is none.
+    #: An all-to-all at which all ranks arrived, but which cannot complete. None if there is none.
     unfit: Unfit | None = None
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """An all-to-all in which the number of bytes sent by all ranks is not the number expected."""
+    """An all-to-all that cannot complete: its ranks do not send as many bytes as they expect."""
 
     operation: PendingOperation
     sent_bytes: int
@@ -81,10 +77,10 @@ class Unfit:
 
     @property
     def sentence(self) -> str:
-        """What does not fit, as a main clause."""
+        """The reason why the all-to-all cannot complete, as a main clause."""
         return (
-            f"its ranks send {self.sent_bytes} bytes in all and expect {self.expected_bytes}, so "
-            "the sizes that some rank gives do not fit those of another"
+            f"its ranks send {self.sent_bytes} bytes in total, but expect {self.expected_bytes} "
+            "bytes, so the ranks gave sizes that do not match"
         )
 
 
@@ -95,9 +91,9 @@ class Accused:
     rank: int
     #: The reason, as a predicate: "is dead: process 7 is gone".
     what: str
-    #: The reason, as the predicate of several ranks that share it: "are dead".
+    #: The same reason, as a predicate in the plural: "are dead".
     of_several: str
-    #: True if the rank arrived at an operation but has not completed it, as other ranks have.
+    #: True if the rank is behind, see the module's docstring.
     behind: bool = False
 
     @property
@@ -107,20 +103,20 @@ class Accused:
 
 
 def reasons(accused: Iterable[Accused]) -> list[str]:
-    """Returns the reasons as sentences; ranks that share a reason share a sentence."""
+    """Returns the reasons as sentences. Ranks with the same reason share one sentence."""
     return clauses((one.rank, one.what, one.of_several) for one in accused)
 
 
 def accused_of(
     cause: Cause, waits: Mapping[int, Waits], words: Words, absent: Callable[[int], Accused]
 ) -> tuple[Accused, ...]:
-    """Describes for each culprit what it did or did not do.
+    """Describes what each culprit did or did not do.
 
     Args:
         cause: the cause.
         waits: result of ``waits_of``.
         words: puts groups and operations into words.
-        absent: called with a rank that did not arrive; describes where this rank is.
+        absent: describes a rank that did not arrive.
     """
     return tuple(_accused(rank, cause, waits, words) or absent(rank) for rank in cause.ranks)
 
@@ -147,9 +143,9 @@ def _accused(rank: int, cause: Cause, waits: Mapping[int, Waits], words: Words) 
 
 
 def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
-    """Lists for each rank the operations in which it waits for other ranks, oldest first.
+    """Returns by rank the operations in which the rank waits, the oldest operation first.
 
-    Each operation comes with the ranks that the rank waits for.
+    Each operation comes with the ranks that have not arrived at it.
     """
     late = _LateRanks(states)
     return {
@@ -163,7 +159,7 @@ def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
 
 
 class _LateRanks:
-    """Finds ranks that have not issued an operation; all ranks that wait in it share one search."""
+    """Finds ranks that have not issued an operation; searches once per operation."""
 
     def __init__(self, states: Sequence[Standing]) -> None:
         self._states = states
@@ -174,11 +170,9 @@ class _LateRanks:
             for name, group in state.groups.items():
                 self._by_place.setdefault((name, group.rank), []).append(state)
                 self._users.setdefault(name, []).append(state)
-        #: By group, sequence number and group size: states of the ranks that have not issued the
-        #: operation, and the numbers of these ranks.
+        #: By group, sequence number and group size: states and numbers of the ranks that have not
+        #: issued the operation.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
-        #: By rank, the pending operations that run only after another pending operation of the
-        #: rank; ranks without such operations are left out.
         self._queued = {state.rank: keys for state in states if (keys := queued_behind(state))}
 
     def to(self, operation: PendingOperation, issuer: Standing) -> tuple[int, ...]:
@@ -198,9 +192,9 @@ class _LateRanks:
         return tuple(sorted({*late, *behind})) if behind else late
 
     def _behind(self, operation: PendingOperation, issuer: Standing) -> list[int]:
-        """Returns the ranks that have issued their part of the operation behind another operation.
+        """Returns the ranks that issued the operation, but must run another operation first.
 
-        On these ranks the operation cannot run yet. Empty if it cannot run on ``issuer`` either.
+        Empty if ``issuer`` must also run another operation first.
         """
         group = issuer.groups.get(operation.group)
         if not self._queued or operation.launch is None or group is None:
@@ -233,14 +227,12 @@ class _LateRanks:
 def find_cause(
     states: Sequence[Standing], waits: Mapping[int, Waits], mismatches: Sequence[Mismatch] = ()
 ) -> Cause:
-    """Finds the ranks that the others wait for, or whose collectives do not match.
+    """Finds the cause of a hang, and the culprits.
 
     Args:
         states: states of the ranks.
         waits: result of ``waits_of``.
-        mismatches: collectives that were not the same on all ranks. A pending mismatch is the
-            cause. A mismatch before a pending collective of its group is the cause if all ranks
-            arrived.
+        mismatches: collectives that were not the same on all ranks.
     """
     mixed = _mismatched(states, mismatches)
     if mixed is not None:
@@ -269,8 +261,8 @@ def find_cause(
     if free or behind:
         return Cause("absent" if free else "behind", tuple(sorted({*free, *behind})), behind)
     if absent:
-        # ``absent`` may also hold ranks that wait for the circle. Only for the circle's own ranks
-        # does a chain of waits lead back to the rank itself.
+        # ``absent`` may also hold ranks outside of the circle. Only from a rank of the circle does
+        # a chain of waits lead back to the rank.
         ranks = [rank for rank in absent if chain_to(rank, waits, [rank])]
         circle = circle_of(ranks, waits, by_rank)
         return Cause("circle", circle.told_ranks or circle.ranks, {}, circle=circle)
@@ -288,10 +280,7 @@ def find_cause(
 
 
 def _unfit(states: Sequence[Standing]) -> Unfit | None:
-    """Finds an all-to-all that is pending on all ranks of its group and cannot complete.
-
-    It cannot complete if the bytes that its ranks send do not add up to the bytes that they expect.
-    """
+    """Finds an all-to-all at which all ranks arrived, but which cannot complete."""
     pending: dict[tuple[str, int, int], list[PendingOperation]] = {}
     for state in states:
         for operation in state.pending.values():
@@ -313,7 +302,7 @@ def _mismatched(
 ) -> Mismatch | None:
     """Returns the first mismatch that is pending on a rank; None if there is none.
 
-    before: True to accept also the latest mismatch before a pending collective of its group.
+    ``before``: True to accept also the latest mismatch before a pending collective of its group.
     """
     mismatches = sorted(mismatches, key=lambda mismatch: mismatch.seq)
     if before:
@@ -335,7 +324,6 @@ def _mismatched(
 
 
 def _misses(other: Standing, operation: PendingOperation, issuer: Standing) -> bool:
-    """True if another rank takes part in the operation, is needed, and has not issued it."""
     own, theirs = issuer.groups.get(operation.group), other.groups.get(operation.group)
     place = other.rank if theirs is None else theirs.rank
     return _is_late(other, operation, own) and _is_needed(place, operation, own)
@@ -344,8 +332,7 @@ def _misses(other: Standing, operation: PendingOperation, issuer: Standing) -> b
 def _is_late(other: Standing, operation: PendingOperation, own: Group | None) -> bool:
     """True if a rank takes part in the operation and has not issued it.
 
-    ``own`` is the ``Group`` as the issuing rank describes it; for a collective, only its size
-    matters.
+    ``own``: the group as the issuing rank describes it.
     """
     if operation.seq < 0:
         return False
@@ -365,10 +352,9 @@ def _is_late(other: Standing, operation: PendingOperation, own: Group | None) ->
 
 
 def _is_needed(rank: int, operation: PendingOperation, own: Group | None) -> bool:
-    """True if the rank that issued the operation cannot complete it before ``rank`` arrives.
+    """True if the issuing rank cannot complete the operation before ``rank`` arrives.
 
-    ``rank`` is a rank in the group, and ``own`` the ``Group`` as the issuing rank describes it.
-    Every rank is needed if the operation has no root, or if its root or group is unknown.
+    ``rank``: rank in the group. ``own``: the group as the issuing rank describes it.
     """
     if own is None or operation.root < 0 or not max(rank, own.rank) < own.size:
         return True
@@ -377,10 +363,9 @@ def _is_needed(rank: int, operation: PendingOperation, own: Group | None) -> boo
 
 
 def _before(next_seq: int | None, operation: PendingOperation) -> bool:
-    """True if a rank has yet to issue the operation.
+    """True if a rank has not issued the operation yet.
 
-    ``next_seq`` is the sequence number of the rank's next collective in the operation's group, or
-    of its next message; None if the rank has issued none.
+    ``next_seq``: number of the rank's next operation; None if the rank has issued none.
     """
     return next_seq is None or not comes_before(operation.seq, next_seq)
 
@@ -392,12 +377,8 @@ def _behind_in(
 ) -> PendingOperation | None:
     """Returns a rank's oldest pending operation if the rank is behind; else None.
 
-    The module's docstring defines when a rank is behind.
-
-    Args:
-        state: the rank's state.
-        users: the states of the ranks of each group, by its name.
-        pending: each rank's pending collectives, by rank, group and sequence number.
+    The module's docstring defines when a rank is behind. ``users``: states of the ranks by group.
+    ``pending``: collectives by rank, group and sequence number.
     """
     oldest = next(iter(oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:
@@ -416,7 +397,7 @@ def _behind_in(
 def _joins(
     state: Standing, behind: Mapping[int, PendingOperation], by_rank: Mapping[int, Standing]
 ) -> bool:
-    """True if one of a rank's pending operations involves another rank that is behind."""
+    """True if a rank that is behind takes part in one of this rank's pending operations."""
     for operation in state.pending.values():
         for rank in behind:
             group = by_rank[rank].groups.get(operation.group)

@@ -1,10 +1,9 @@
 """Finds the late rank: the one rank that the others wait for more than chance explains.
 
-Waiting shows which rank came last. It does not show why: the rank's own work may take longer, or
-the host may keep the rank from running. On a busy host, each rank comes last in some steps. A rank
-whose work always takes a little longer then comes last in only a few steps, so waiting does not
-reveal this slow rank. The slow rank is recognised by its work instead: one phase takes longer than
-the median of the other ranks in nearly every step, while delays by the host come and go.
+Waiting shows which rank came last, but not why. Either the rank's own work takes longer, or the
+host keeps the rank from running. On a busy host, each rank comes last in some steps. Waiting then
+does not reveal a rank whose work always takes a little longer. Such a slow rank is recognised by
+its work: one phase takes longer than the median of the other ranks in nearly every step.
 """
 
 from __future__ import annotations
@@ -23,17 +22,14 @@ from commprof.units import ns_to_ms, ns_to_s
 
 Floats = npt.NDArray[np.float64]
 
-#: A rank is slow only if one of its phases exceeds the others' median, by ``OF_STEP``, in at least
-#: this fraction of the steps.
+#: A rank is slow only if one of its phases is too long in at least this fraction of the steps.
 OF_STEPS = 0.75
-#: The phase must exceed the others' median by at least this fraction of the step. In half of the
-#: steps, all phases together must do so too: otherwise a faster phase makes up for the slow one.
+#: A phase is too long if it exceeds the median of the other ranks by at least this fraction of the
+#: step.
 OF_STEP = 0.02
-#: If several ranks are slow, the slowest is named if its excess is this many times the next
-#: largest.
+#: The slowest rank is named only if its excess is at least this many times the next largest excess.
 _CLEARLY = 2.0
-#: Significance level: a rank is named only if the probability that by chance some rank looks as
-#: late or as slow is at most this.
+#: Significance level of the tests for a late rank and for a slow rank.
 SIGNIFICANCE = 0.01
 #: A cause is named if it explains at least this fraction of the waiting that a rank caused.
 _MOST = 0.5
@@ -49,17 +45,16 @@ class SlowRank:
     phase: str
     #: In three of four steps, the phase exceeds the others' median by at least this time.
     excess_ns: float
-    #: p-value of a sign test: the probability that by chance some phase of some rank exceeds the
-    #: others' median in at least as many steps as ``phase`` does. Correlated steps count as fewer.
+    #: p-value of a sign test, corrected for the number of ranks and phases.
     p_value: float
 
 
 def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
-    """Returns the one rank whose own work is slow; None if no rank, or more than one, is.
+    """Returns the one rank whose own work is slow; None if there is none, or more than one.
 
     Args:
-        work_ns: time of each rank's own work and pauses as ``[rank, origin, step]``, in the order
-            of ``exposure.ORIGINS``. Waiting for other ranks is not included.
+        work_ns: ``[rank, origin, step]``: time of the rank's own work and pauses, in the order of
+            ``exposure.ORIGINS``. Waiting for other ranks is not included.
         step_ns: median step time.
     """
     ranks, phases, steps = work_ns.shape
@@ -85,7 +80,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
 def beyond_the_others(work_ns: Floats) -> Floats:
     """Returns each rank's values minus the others' median; the first axis is the rank.
 
-    NaN if a value of another rank is NaN, or if there is no other rank.
+    NaN if the value of any rank is NaN, or if there is only one rank.
     """
     others = len(work_ns) - 1
     if others < 1:
@@ -104,9 +99,8 @@ def beyond_the_others(work_ns: Floats) -> Floats:
 def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
     """Returns the p-value of a one-sided sign test that ``beyond_ns`` is mostly above 0.
 
-    Correlated neighbours count as fewer values, see :mod:`commprof.stats.rank_tests`. The
-    correlation is estimated from values clipped to ±``most_ns``. It is 0 if all values exceed
-    ``most_ns``, because clipping makes them equal.
+    Correlated neighbours count as fewer values, see :mod:`commprof.stats.rank_tests`. Values are
+    clipped to ±``most_ns`` to estimate this correlation.
     """
     share = worth(lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
     return _chance_of_heads(int((beyond_ns > 0).sum() * share), int(len(beyond_ns) * share))
@@ -131,27 +125,22 @@ _PERMUTATIONS = 2000
 #: the test.
 _BLOCKS = 500
 _SEED = 20240501
-#: A rank counts as waiting for the late rank if it waits for at least this fraction of the time
-#: for which the longest-waiting rank waits.
+#: A rank counts as waiting if its wait is at least this fraction of the longest wait.
 _WAITS = 0.1
 
 
 @dataclass(frozen=True)
 class LateRank:
-    """The rank that the others wait for, with the cost of the waiting and its cause."""
+    """The rank that the others wait for, the cost of this waiting, and its cause."""
 
     rank: int
-    #: Time per step for which one waiting rank waits for this rank, on average.
+    #: Mean time per step for which a waiting rank waits for this rank.
     wait_ns: float
-    #: Waiting that the rank caused, divided by all waiting. The dividend leaves out the waiting
-    #: that the rank caused because it had no core to run on.
+    #: Fraction of all waiting that this rank caused, without waiting caused by a lack of cores.
     share: float
-    #: Probability that by chance one rank causes this much of the waiting, see
-    #: :func:`find_late_rank`. For a rank that is named for its own work, ``SlowRank.p_value``. In
-    #: runs of few steps, the probability of :func:`few_steps.late_rank_of_few_steps`.
+    #: Probability of such a late rank by chance. The test depends on why the rank is named.
     p_value: float
-    #: Number of measured steps in which the waiting ranks waited for this rank for 2 % of the step
-    #: or more, on average.
+    #: Number of measured steps in which the mean wait for this rank was at least 2 % of the step.
     late_steps: int
     measured_steps: int
     #: Waiting that the rank caused in the measured steps, summed over the ranks that waited.
@@ -159,11 +148,10 @@ class LateRank:
     #: Main cause of the waiting, one of ``exposure.CAUSES``; None if no cause explains half of it,
     #: or if the causes are unknown.
     phase: str | None = None
-    #: Fraction of the waiting that ``phase`` explains; if ``phase`` is None, fraction that the
-    #: largest cause explains. NaN if unknown, or if the rank is named for its own work.
+    #: Fraction of the waiting that the main cause explains. NaN if unknown, or if the rank is named
+    #: for its own work.
     phase_share: float = math.nan
-    #: If the rank is named for its own work: in three of four steps, ``phase`` exceeds the others'
-    #: median by at least this time. Otherwise NaN.
+    #: ``SlowRank.excess_ns`` in ms; NaN if the rank is not named for its own work.
     slower_ms: float = math.nan
     #: Number of ranks that wait for this rank, see :func:`waiting_ranks`; 0 if not known.
     waiting_ranks: int = 0
@@ -205,9 +193,9 @@ def late_rank(
 
 
 def of_ranks(caused_ns: Floats) -> Floats:
-    """Reduces ``[step, rank, cause]`` to ``[step, rank]``: waiting that is attributed to ranks.
+    """Sums ``[step, rank, cause]`` over the causes; the result is ``[step, rank]``.
 
-    Waiting whose cause is ``exposure.NO_CORE`` is left out, because other load on a rank's cores
+    Waiting with the cause ``exposure.NO_CORE`` is left out, because other load on a rank's cores
     causes this waiting.
     """
     kept: Floats = np.delete(caused_ns, CAUSES.index(NO_CORE), axis=2).sum(axis=2)
@@ -221,21 +209,19 @@ def waiting_ranks(by_waiting_ns: Floats | PairWaits, rank: int) -> npt.NDArray[n
         by_waiting_ns: as in :func:`find_late_rank`.
         rank: global rank.
 
-    A rank that waits less than a tenth as long as the rank that waits longest does not count: such
-    waiting occurs by chance, and would make the mean over the waiting ranks too small. If all ranks
-    wait for each other, chance makes their mean waits differ by far less than this factor, so all
-    other ranks count.
+    Ranks that wait less than a tenth as long as the rank with the longest wait are left out: such
+    waiting occurs by chance.
     """
     mask = are_waiting(by_waiting_ns[:, rank])
-    # If a rank waits for a rank that it made late itself, it is the cause of its own waiting.
+    # A rank may wait for a rank that it made late. It then causes its own waiting.
     mask[rank] = False
     return mask
 
 
 def are_waiting(waited_ns: Floats) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the ranks that wait at least a tenth as long as the one that waits longest.
+    """Returns a mask of the ranks whose wait is at least a tenth of the longest wait.
 
-    ``waited_ns``: by rank, how long it waits.
+    ``waited_ns``: waiting time of each rank.
     """
     mask: npt.NDArray[np.bool_] = (waited_ns > 0) & (waited_ns >= _WAITS * waited_ns.max())
     return mask
@@ -248,29 +234,28 @@ def find_late_rank(
     by_waiting_ns: Floats | PairWaits | None = None,
     least_share: float = MOST_WAITING,
 ) -> LateRank | None:
-    """Returns the late rank; None if no rank is named.
+    """Returns the rank that the others wait for more than chance explains; else None.
 
     Args:
-        waited_for_ns: waiting time as ``[step, rank]``: ``rank`` is the rank that caused the
-            waiting. The times are summed over the ranks that waited.
+        waited_for_ns: ``[step, rank]``: waiting that the rank caused, summed over the ranks that
+            waited.
         step_ns: median step time.
-        clock_error_ns: bound on the error of a rank's clock. Opposite errors of two clocks can
-            make a rank look late by twice this bound, so no rank is named unless the mean wait,
-            over steps and waiting ranks, exceeds twice the bound. With NaN no rank is named.
-        by_waiting_ns: the same waiting as ``[waiting rank, rank]``, summed over the steps; both
-            axes are global ranks. None if each rank makes all other ranks wait equally.
-        least_share: a late rank causes at least this part of the waiting.
+        clock_error_ns: bound on the error of a rank's clock. The mean wait must exceed twice this
+            bound, because the errors of two clocks may add up. With NaN no rank is named.
+        by_waiting_ns: the same waiting as ``[waiting rank, rank]``, summed over the steps. None if
+            each rank makes all other ranks wait equally.
+        least_share: smallest fraction of the waiting that a late rank causes.
 
-    The rank that caused the most waiting is named if it caused ``least_share`` of it, if the
-    mean wait is at least 2 % of the step, and if chance does not explain the waiting. A permutation
-    test, which shuffles the ranks within each step, gives the probability that by chance one rank
-    causes this much waiting. The probability must be at most 1 %, or 0.1 % if the rank is late in
-    less than half of the steps. Correlated neighbouring steps are shuffled together (Bayley and
-    Hammersley 1946), because a rank may be late in one long series of steps, for example while
-    another process uses its core. If only some ranks wait for the rank, two probabilities are
-    computed: among all ranks, and among the rank and those that wait for it. The larger one counts:
-    of two ranks that only wait for each other, one is last in each step by chance, however many
-    other ranks the job has.
+    The mean wait must be at least 2 % of the step. A permutation test shuffles the ranks within
+    each step. It gives the probability that by chance some rank causes this much waiting. This
+    probability must be at most 1 %, or 0.1 % if the rank is late in less than half of the steps.
+
+    Correlated neighbouring steps are shuffled together (Bayley and Hammersley 1946), because a rank
+    may be late in one long series of steps.
+
+    If only some ranks wait for the late rank, the test is repeated with the late rank and these
+    ranks only. The larger probability counts. Of two ranks that only wait for each other, one is
+    last by chance, however many other ranks the job has.
     """
     late = most_waited_for(waited_for_ns, step_ns, clock_error_ns, by_waiting_ns, least_share)
     if late is None:
@@ -289,10 +274,9 @@ def find_late_rank(
 
 
 def too_few_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> bool:
-    """True if the test of :func:`find_late_rank` cannot name a rank, however late the rank is.
+    """True if there are too few blocks of steps for the test of :func:`find_late_rank`.
 
-    Steps that belong to one series count as one block. If there are only one or two blocks, chance
-    makes some rank the last in all of them with a higher probability than the test allows.
+    Correlated neighbouring steps count as one block.
 
     Args:
         waited_for_ns: as in :func:`find_late_rank`.
@@ -306,8 +290,8 @@ def too_few_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> boo
 def enough_blocks(shuffled: int) -> int:
     """Returns the least number of steps or blocks with which a rank can be named.
 
-    By chance, one of ``shuffled`` ranks (two at least) is the last in all blocks with the
-    probability ``shuffled ** (1 - blocks)``, which must not exceed ``SIGNIFICANCE``.
+    By chance, one of ``shuffled`` ranks is the last in all blocks with the probability
+    ``shuffled ** (1 - blocks)``. This probability must not exceed ``SIGNIFICANCE``.
     """
     return 1 + math.ceil(math.log(1 / SIGNIFICANCE) / math.log(max(2, shuffled)))
 
@@ -321,8 +305,8 @@ def most_waited_for(
 ) -> LateRank | None:
     """Returns the rank that caused the most waiting, without testing whether this is chance.
 
-    None if it caused less than ``least_share`` of the waiting, if the mean wait is less than 2 % of
-    the step, or if errors of the clocks may explain the waiting.
+    None if the rank caused less than ``least_share`` of the waiting, if the mean wait is less than
+    2 % of the step, or if clock errors may explain the waiting.
     """
     steps, ranks = waited_for_ns.shape
     if ranks < 2 or steps == 0 or float(waited_for_ns.sum()) <= 0:
@@ -335,7 +319,6 @@ def most_waited_for(
 
 
 def _within_clock_error(late: LateRank, clock_error_ns: float) -> bool:
-    """True if errors of two clocks may explain the mean wait, or if their bound is not known."""
     is_within = clock_error_ns > 0 and late.wait_ns <= 2 * clock_error_ns
     return is_within or math.isnan(clock_error_ns)
 
@@ -347,7 +330,7 @@ def late_by_own_work(
     step_ns: float,
     by_waiting_ns: Floats | PairWaits | None = None,
 ) -> LateRank | None:
-    """Confirms or replaces the late rank by comparing how long each rank's own work takes.
+    """Confirms the late rank, or replaces it by the slow rank.
 
     Args:
         late: result of :func:`find_late_rank`, with the cause added by :func:`with_cause`.
@@ -356,12 +339,10 @@ def late_by_own_work(
         step_ns: median step time.
         by_waiting_ns: as in :func:`find_late_rank`.
 
-    Returns ``late`` unchanged if one cause explains at least half of the late rank's delay, or if
-    no cause is known. Otherwise the host may have delayed the late rank, or all ranks in turn. The
-    function then returns the slow rank, with the phase in which its own work takes longer, or None
-    if no rank is slow. Also returns None if the slow rank causes both less than an equal share of
-    the waiting and less than 2 % of the step on average. The share alone does not decide, because
-    in a pipeline most of the waiting is the bubble.
+    Returns ``late`` unchanged if one cause explains at least half of the waiting for this rank, or
+    if no cause is known. Otherwise the host may have caused the delay. The slow rank is then
+    returned, with the phase in which its own work takes longer. The result is None if there is no
+    slow rank, or if the slow rank causes little waiting.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late
@@ -375,9 +356,9 @@ def late_by_own_work(
 
 
 def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
-    """Returns the late rank with the main cause of the waiting for it.
+    """Adds the main cause of the waiting to the late rank.
 
-    Unchanged if the causes of less than half of this waiting are known.
+    Nothing is added if less than half of the waiting has a known cause.
 
     Args:
         late: the rank and the cost of waiting for it.
@@ -394,7 +375,7 @@ def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
 
 
 def fell_behind(phase: str | None) -> str:
-    """Returns the end of a sentence on where a rank fell behind; empty if unknown.
+    """Returns where a rank fell behind, as the end of a sentence; empty if unknown.
 
     ``phase`` is ``LateRank.phase``.
     """
@@ -417,10 +398,12 @@ def each_waits(waiting: int, world_size: int) -> str:
 
 
 def who_waits(waiting: int, world_size: int, late: int = 1) -> tuple[str, bool]:
-    """Returns "the other ranks", or if fewer wait, "one other rank" or "2 other ranks".
+    """Returns who waits, such as "the other ranks" or "one other rank", and True for a plural.
 
-    Also returns True if this is a plural. ``waiting`` is ``LateRank.waiting_ranks``, ``late`` the
-    number of ranks that they wait for.
+    Args:
+        waiting: ``LateRank.waiting_ranks``.
+        world_size: number of ranks.
+        late: number of ranks that are late.
     """
     if not 0 < waiting < world_size - late:
         return "the other ranks", True
@@ -454,18 +437,17 @@ def _late_rank(
 
 
 def _independent_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> Floats:
-    """Returns sums over blocks of neighbouring steps, long enough to be nearly independent."""
+    """Adds up neighbouring steps to blocks that are nearly independent."""
     alike = _steps_alike(waited_for_ns, late.rank, OF_STEP * step_ns * late.waiting_ranks)
     return _blocks(waited_for_ns, alike)
 
 
 def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
-    """Returns how many consecutive steps are equivalent to one independent step.
+    """Returns how many consecutive steps count as one independent step.
 
-    The number follows from the lag-1 correlation of a difference per step: the waiting that
-    ``rank`` caused, minus the most waiting that any other rank caused. The difference is clipped to
-    ±``late_ns``. For a rank that is late in all steps, the clipped difference is constant, which
-    counts as uncorrelated.
+    The result follows from the lag-1 correlation of a difference: the waiting that ``rank`` caused
+    minus the most waiting that any other rank caused, clipped to ±``late_ns``. If ``rank`` is late
+    in all steps, the clipped difference is constant, and counts as uncorrelated.
     """
     others = np.delete(waited_for_ns, rank, axis=1).max(axis=1)
     clipped = np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)
@@ -473,12 +455,7 @@ def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: flo
 
 
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
-    """Adds up blocks of neighbouring steps; returns one row per block, at most ``_BLOCKS`` rows.
-
-    ``alike``: about the number of steps of a block, from :func:`_steps_alike`; blocks are longer if
-    there would be more than ``_BLOCKS``. :func:`_chance` may permute blocks instead of steps: ranks
-    that are exchangeable within each step are so within a block too.
-    """
+    """Adds up blocks of about ``alike`` neighbouring steps; returns at most ``_BLOCKS`` rows."""
     steps = len(waited_for_ns)
     count = min(_BLOCKS, math.ceil(steps / alike))
     first = np.linspace(0, steps, count, endpoint=False).astype(np.int64)
@@ -486,10 +463,10 @@ def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[n
 
 
 def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
-    """Returns the p-value of a permutation test: how often one rank gets this waiting by chance.
+    """Returns the probability that by chance some rank causes at least ``most_ns`` of waiting.
 
-    Each permutation assigns the values of every row to the ranks at random. Returns the fraction of
-    permutations in which the sum of some rank is ``most_ns`` or more.
+    This is a permutation test: each permutation assigns the values of every row to the ranks at
+    random.
     """
     random = np.random.default_rng(_SEED)
     exceeded = 0
@@ -503,18 +480,15 @@ def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
 
 #: Values of t for which :func:`_is_beyond` computes Chernoff's bound; unit: 1 / largest waiting.
 _EXPONENTS = 2.0 ** np.arange(-2, 8)
-#: No permutation is tried if the probability that any of them gives a rank as much waiting as was
-#: observed is below this.
+#: No permutation is tried if Chernoff's bound on the probability is below this.
 _NEVER = 1e-12
 
 
 def _is_beyond(waited_for_ns: Floats, most_ns: float) -> bool:
     """True if practically no permutation of :func:`_chance` gives one rank this much waiting.
 
-    The sum of one rank in a permutation is a sum of independent values, one drawn from each row. By
-    Chernoff's bound it reaches ``most_ns`` with a probability of at most the product over the rows
-    of mean(exp(t value)), divided by exp(t most_ns), for any t > 0. The probability that any rank
-    does so is at most this bound times the number of ranks.
+    The sum of one rank consists of one value from each row. By Chernoff's bound, this sum reaches
+    ``most_ns`` at most with the probability prod(mean(exp(t row))) / exp(t most_ns), for any t > 0.
     """
     largest, ranks = float(waited_for_ns.max(initial=0.0)), waited_for_ns.shape[1]
     if not largest > 0:

@@ -1,19 +1,18 @@
 """Replays the recorded programs of all ranks, which wait for each other in collectives.
 
-A collective begins on a rank once two conditions hold: every rank that this rank waits for has
-issued the collective, and the previous collective of the group is complete on this rank. The
+Two conditions must hold before a collective begins on a rank. All ranks that this rank waits for
+have issued the collective, and the previous collective of the group is complete on this rank. The
 collective then takes its recorded time. A rank that waits for the collective continues after the
-collective's completion, with the recorded delay. If the caller changes neither the transfers nor
-the events' own times, every event happens when it was recorded; a test verifies this. A rank's own
-time is a clock that stops while the rank waits for communication, see
+completion, with the recorded delay. Without changes by the caller, every event happens at its
+recorded time.
+
+A rank's own time is a clock that stops while the rank waits for communication, see
 :mod:`commprof.analysis.replay.program`.
 
 A :class:`Line` models one link. At most ``workers`` collectives are in progress at a time, in order
-of issue. Each one has the link to itself for its ``transfer`` time and completes ``latency`` later;
-during this latency the next collective can use the link. In reality, two collectives can use the
-link at once: the first one then completes later than in this model, the last one as in this model.
-``benchmarks/judging/simulate.py`` simulates a link segment by segment; a test compares the last
-completion with this model.
+of issue. Each collective has the link to itself for its ``transfer`` time, and completes
+``latency`` later. During the latency, the next collective can use the link. In reality, two
+collectives may share the link. The first one then completes later than in this model.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ except ImportError:  # the C++ module is not built, or too old: ``_Run`` replays
 
 
 class Line:
-    """Queue of one group's collectives in every replayed step; times are arrays over the steps."""
+    """Queue for the collectives of one group. All times are arrays over the replayed steps."""
 
     def __init__(self, steps: int, workers: int) -> None:
         """Creates ``steps`` empty queues; each serves up to ``workers`` collectives at a time."""
@@ -83,19 +82,16 @@ Time = Any
 class Condition:
     """The rows ``opens`` can begin once all rows ``needed`` are issued.
 
-    A row is one rank's call of one collective. A row is given by its index in the concatenated
-    tables of all ranks.
+    A row is one rank's call of a collective: an index into the joined tables of all ranks.
     """
 
-    #: Rows that must be issued first.
     needed: tuple[int, ...]
-    #: Rows that can begin then.
     opens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of rows, none empty: list k holds ``rows`` from ``first[k]`` to ``first[k + 1]``."""
+    """Many lists of rows: list k is ``rows[first[k]:first[k + 1]]``. No list is empty."""
 
     first: Ints
     rows: Ints
@@ -106,7 +102,6 @@ class Lists:
         return cls(np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), rows)
 
     def __len__(self) -> int:
-        """Number of lists."""
         return len(self.first) - 1
 
     @property
@@ -115,7 +110,7 @@ class Lists:
         return np.diff(self.first)
 
     def chosen(self, lists: Mask) -> Lists:
-        """Returns only some of the lists."""
+        """Returns the lists for which the mask is True."""
         return Lists.of(self.rows[np.repeat(lists, self.lengths)], self.lengths[lists])
 
 
@@ -136,7 +131,7 @@ class Conditions(Sequence[Condition]):
         return Condition(tuple(needed), tuple(opens))
 
     def opening(self, outside: Mask) -> Conditions:
-        """Returns the conditions whose ``opens`` holds at least one row that is not ``outside``."""
+        """Returns the conditions that open at least one row that is not ``outside``."""
         if len(self) == 0:
             return self
         chosen = np.logical_or.reduceat(~outside[self.opens.rows], self.opens.first[:-1])
@@ -147,35 +142,31 @@ class Conditions(Sequence[Condition]):
 class ReplayedCalls:
     """Every collective of every rank, with the data that a replay needs."""
 
-    #: The conditions on which at least one row of the replayed steps depends.
     conditions: Sequence[Condition]
-    #: Previous row in the group on the same rank; a row begins only once its previous row is
-    #: complete. -1 for none.
+    #: By row: the previous row of the group on the same rank, which must complete first; -1 for
+    #: none.
     before: Ints
     issue_ns: Ints
-    #: Time to completion, from when the condition holds and the previous row is complete.
+    #: Time from the begin of the row to its completion.
     transfer_ns: Floats
     end_ns: Ints
-    #: True for rows issued before the first or after the last replayed step; such rows keep their
-    #: times.
+    #: True for rows that were issued outside of the replayed steps. Such rows keep their times.
     outside: Mask
     #: Index of the process group, as in ``Matching``.
     group: Ints
-    #: Used if collectives are queued in a ``Line``; ``transfer_ns`` is then the time on the link,
-    #: and this is the time from the end of ``transfer_ns`` to completion. None if each collective
-    #: begins once the previous one is complete.
+    #: Used if collectives are queued in a ``Line``: time from the end of ``transfer_ns`` to the
+    #: completion. None if each collective begins once the previous one is complete.
     latency_ns: Floats | None = None
     #: Number of collectives that run at the same time in each ``Line``.
     workers: int = 1
-    #: Cache for replays in C++: the events of the last replay, and the plan that was made from them
-    #: and from these calls. Empty before the first replay.
+    #: Cache for replays in C++: events and plan of the last replay. Empty before the first replay.
     _plans: list[tuple[Events, Any]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
 
 def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[ReplayedCalls]:
-    """Collects all ranks' collectives, for the replay of each stretch of steps.
+    """Returns the collectives of all ranks, for the replay of each stretch of steps.
 
     ``stretches``: for each stretch, the programs of all ranks.
     """
@@ -202,12 +193,10 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[R
 
 
 def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
-    """Returns the completion time of each row, estimated if its end was not recorded.
+    """Returns the completion time of each row, estimated if it was not recorded.
 
-    In this case, ``end`` is the end of a wait that did not block, which may come long after the row
-    was complete. The estimate is the latest recorded end among the rows of the same collective, or
-    the row's begin if this is later or if no row of the collective has a recorded end. The estimate
-    is never later than ``end``.
+    Without a recorded completion, ``end`` is the end of a wait, which may come long after the
+    completion. The latest recorded end of the same collective is then used if it is earlier.
     """
     exact = joined(seen.tables, "end_is_exact")
     if exact.all():
@@ -220,7 +209,6 @@ def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
 
 
 def _outside(seen: MeasuredWorld, issue: Ints, ranks: Sequence[Program]) -> Mask:
-    """True for rows that their rank issued before the first or after the last replayed step."""
     if isinstance(ranks, Programs):
         begins_ns, until_ns = ranks.begin_ns, ranks.until_ns
     else:
@@ -261,17 +249,16 @@ def _conditions(seen: MeasuredWorld, issue: Ints) -> Conditions:
 
 
 def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
-    """Returns each row's predecessor: the previous row of the same group on the same rank.
+    """Returns the previous row of the same group on the same rank; -1 if there is none.
 
-    -1 if there is no predecessor, or if the predecessor ended after the row itself. Point-to-point
-    operations have no predecessors and are not predecessors.
+    Also -1 if the previous row ended after the row itself. Point-to-point operations do not count.
     """
     before = np.full(len(op), -1, dtype=np.int64)
     rank = np.repeat(np.arange(len(seen.tables)), seen.matching.lengths)
     rows = np.flatnonzero(~among(op, *POINT_TO_POINT))
     group = seen.matching.group
     if not len(rows) or (group[rows] == group[rows[0]]).all():
-        same = rank[rows[1:]] == rank[rows[:-1]]  # one group: rows are in order by rank
+        same = rank[rows[1:]] == rank[rows[:-1]]  # with one group, rows are sorted by rank
     else:
         rows = rows[np.lexsort((rows, group[rows], rank[rows]))]
         later, earlier = rows[1:], rows[:-1]
@@ -289,14 +276,13 @@ def replay(
     own_ns: Floats | None = None,
     free: Mask | None = None,
 ) -> Floats | None:
-    """Returns each step's wall time in ns, mean over ranks; None if the replayed ranks deadlock.
+    """Returns the wall time of each step in ns, mean over ranks; None if the ranks deadlock.
 
     Args:
         ranks: programs of all ranks.
         known: collectives of all ranks.
         own_ns: own time of all events, rank by rank; None for the recorded own times.
-        free: mask over all rows of ``known``, True for rows whose transfer takes no time; None if
-            no row is free.
+        free: True for rows whose transfer takes no time; None for no rows.
     """
     steps = ranks[0].steps
     if NativePlan is not None and known.latency_ns is None:
@@ -320,7 +306,7 @@ def _replayed(
     own_ns: Floats | None,
     free: Mask | None,
 ) -> Floats | None:
-    """Replays in C++ what ``_Run`` replays in Python: 12,000 events take some 200 microseconds."""
+    """Replays in C++; the result is that of ``_Run`` in Python."""
     events = Events.of(ranks)
     marks = _plan(events, known, steps).times(
         own=events.own_ns if own_ns is None else own_ns,
@@ -336,7 +322,7 @@ def _replayed(
 
 
 def _plan(events: Events, known: ReplayedCalls, steps: int) -> NativePlan:
-    """Prepares a replay; returns the last replay's plan again if the programs are the same."""
+    """Prepares a replay in C++; returns the last plan again if the events are the same."""
     if known._plans and known._plans[0][0] is events:
         return known._plans[0][1]
     conditions = known.conditions
@@ -373,22 +359,22 @@ def _plan(events: Events, known: ReplayedCalls, steps: int) -> NativePlan:
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Results of randomly drawn steps, replayed together: ``[rank, drawn step]`` in ns."""
+    """Times ``[rank, drawn step]`` in ns of randomly drawn steps."""
 
     #: Time of the rank's last event.
     end_ns: Floats
-    #: Time for which the rank stood still for communication.
+    #: Time for which the rank waited for communication.
     stood_ns: Floats
 
 
 def replay_drawn(ranks: Sequence[Program], known: ReplayedCalls, steps: int) -> DrawnSteps:
-    """Replays many steps together; each has times of its own, drawn at random, in one column.
+    """Replays many randomly drawn steps together; each drawn step is one column.
 
     Args:
-        ranks: programs of all ranks for one step; ``own_ns`` and ``extra_ns`` have a row per event
-            and a column per drawn step. The last event of each program must be the end of the step:
-            kind MARK, with ``row`` 1 (see ``Program.row``).
-        known: collectives of all ranks, with a column per drawn step in ``transfer_ns``.
+        ranks: programs of all ranks for one step. ``own_ns`` and ``extra_ns`` have a row per event
+            and a column per drawn step. Each program must end with the end of the step: kind MARK,
+            with ``row`` 1.
+        known: collectives of all ranks. ``transfer_ns`` has a column per drawn step.
         steps: number of drawn steps.
 
     Raises:
@@ -403,7 +389,7 @@ def replay_drawn(ranks: Sequence[Program], known: ReplayedCalls, steps: int) -> 
 
 
 class _Run:
-    """State of one replay, in lists rather than arrays because events are handled one by one."""
+    """State of one replay, in lists rather than arrays, because events are handled one by one."""
 
     def __init__(
         self,
@@ -414,10 +400,10 @@ class _Run:
         free: Mask | None,
         drawn: int = 0,
     ) -> None:
-        """Prepares a replay; collectives issued outside of the steps keep their recorded times.
+        """Prepares a replay.
 
-        ``drawn`` is the number of randomly drawn steps that are replayed together: each time is
-        then an array with one value per drawn step. If ``drawn`` is 0, each time is one number.
+        ``drawn``: number of randomly drawn steps. Each time is an array with one value per drawn
+        step. If ``drawn`` is 0, each time is one number.
         """
         self._later: Callable[[Time, Time], Time] = np.maximum if drawn else max
         self._known = known
@@ -444,7 +430,6 @@ class _Run:
         inside = np.flatnonzero(~known.outside)
         self._transfer = dict(zip(inside.tolist(), _each(transfer[inside]), strict=True))
         self._latency = None if known.latency_ns is None else _each(known.latency_ns)
-        #: Queue of each row.
         self._lines: list[Line] = []
         if self._latency is not None:
             self._lines = _lines(known, drawn)
@@ -464,7 +449,6 @@ class _Run:
         self._ready = deque(range(len(ranks)))
 
     def go(self) -> None:
-        """Runs until no rank can continue."""
         known = self._known
         for number, each in enumerate(known.conditions):
             needed = [row for row in each.needed if not known.outside[row]]
@@ -533,11 +517,6 @@ class _Run:
         self._completed.append(row)
 
     def _settle(self) -> None:
-        """Handles the effects of completed collectives until there are no more.
-
-        A completed collective lets the next collectives of the group begin, lets other threads
-        issue the collectives that follow (``Program.chained``), and wakes the ranks that wait.
-        """
         while self._completed:
             row = self._completed.pop()
             end: Time = self._end[row]
@@ -560,12 +539,11 @@ class _Ends(dict[int, "Time | None"]):
 
 
 def _each(values: Floats) -> list[Time]:
-    """Returns one time per row: a number, or an array with one value per randomly drawn step."""
     return values.tolist() if values.ndim == 1 else list(values)
 
 
 def _lines(known: ReplayedCalls, drawn: int) -> list[Line]:
-    """Returns the queue of each row; a row joins its predecessor's queue, or gets a new one."""
+    """Returns the queue of each row. A row without a predecessor gets a new queue."""
     found: list[Line] = []
     for before in known.before.tolist():
         found.append(found[before] if before >= 0 else Line(drawn, known.workers))
@@ -573,11 +551,7 @@ def _lines(known: ReplayedCalls, drawn: int) -> list[Line]:
 
 
 def _extra(kind: Ints, row: Ints, extra_ns: Floats, free: Mask) -> Floats:
-    """Returns ``Program.extra_ns``, with positive delays set to 0 after ``free`` collectives.
-
-    ``free`` is a mask over the collectives of all ranks, True for collectives whose transfer takes
-    no time.
-    """
+    """Returns ``Program.extra_ns`` with positive delays set to 0 after ``free`` collectives."""
     waits = (row >= 0) & (kind != MARK)
     without = np.zeros(len(row), dtype=bool)
     without[waits] = free[row[waits]]

@@ -1,30 +1,25 @@
-"""Step time saved if a rank or phase were as fast as the other ranks, or if transfers took no time.
+"""Step time that would be saved by a faster rank, by a faster phase or by faster transfers.
 
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
-change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
-communication) in each phase: its longest time becomes their longest, its median their median, and
-so on; its long and short steps keep their order. Phases in which the rank is faster than the others
-change too, because otherwise the rank would become faster than the others. Issues of collectives
-divide a phase into pieces, and the delay may lie in one piece. So if other ranks issue the same
-collectives in the same phases, the rank's phase is divided in proportion to their pieces.
+change. "As fast as the others" means that a rank's own time in each phase gets the distribution of
+the others: its longest time becomes their longest, its median their median, and so on. Own time is
+time without waiting for communication. Issues of collectives divide a phase into pieces. If other
+ranks have the same pieces, the lengths of the rank's pieces change in the same way.
 
-A rank may be late in only some of the steps. If the steps form two groups by how much longer the
-other ranks waited than the rank did, those with longer waits are the late steps. If they do not
-form two groups, the rank is taken to be late in all of them or in none.
+A rank may be late in only some of the steps. To find the late steps, the steps are divided into two
+groups, by how much longer the other ranks waited than the rank did. If the steps do not form two
+groups, the rank is taken to be late in all of them or in none.
 
-The replay of a late step would be too long, because the delay changed more than the rank's own
-time: a transfer takes longer while one of its ranks computes, and a rank's caches are cold after a
-long wait. The delay also changed the next step, which the ranks begin at different times. So a late
-step, and the step after it, gets the replayed time of a step that is not late. Added to it is the
-extra own work of the other ranks: their mean in these steps minus their mean in the steps that are
-not late. If this addition is small, it may be an effect of the waiting; then only the share of it
-that correlates with the rank's own work counts.
+A delay changes more than the rank's own time: it also slows down transfers and other ranks, and it
+delays the begin of the next step. So a late step, and the step after it, gets the replayed time of
+a step that is not late. The extra own work of the other ranks in the late steps is added to this
+time. If this extra work is small, it may be an effect of the waiting. Then only the part that
+correlates with the rank's own work counts.
 
-A part of the own time is run delay: the training thread waits for a core, which other threads of
-the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
-that arrives last still needs a core, but the training threads of the other ranks wait. So the run
-delays of different ranks cannot be compared. Instead, each rank's run delay in the late steps gets
-the values of the same rank in the other steps.
+Run delay is the time for which the training thread waits for a core, which gloo's threads may use.
+The run delays of different ranks cannot be compared: while gloo exchanges buckets, only the rank
+that arrives last needs a core. So each rank's run delay in the late steps is replaced by the same
+rank's run delay in the other steps.
 
 The efficiencies in :class:`Gains` are those of POP (Performance Optimisation and Productivity, "POP
 Standard Metrics for Parallel Performance Analysis"): parallel = load balance x serialisation x
@@ -60,14 +55,14 @@ Floats = npt.NDArray[np.float64]
 _MOST_RANKS = 3
 #: At most this many groups are replayed without transfer times: those with the most collectives.
 _MOST_GROUPS = 3
-#: A rank or phase is replayed as fast as on the others only if its own time then becomes shorter by
-#: at least this fraction of the largest own time of a rank.
+#: A faster rank or phase is replayed only if its own time becomes shorter by at least this fraction
+#: of the largest own time of a rank.
 _LEAST_SHARE = 0.005
-#: The first replayed step does not count if the times at which the ranks begin it differ by more
+#: The first replayed step does not count if the ranks begin this step at times that differ by more
 #: than this fraction of a step.
 _APART = 0.01
-#: After a long wait, own work is assumed to take longer by up to this fraction; up to a tenth was
-#: measured.
+#: Own work after a long wait is assumed to take longer by up to this fraction. Measurements showed
+#: up to a tenth.
 _COLD = 0.15
 
 
@@ -75,20 +70,18 @@ _COLD = 0.15
 class Gain:
     """One change, and the mean step time when the steps are replayed with this change."""
 
-    #: "rank": one rank is as fast as the others; "phase": it is so in one phase; "balance": all
-    #: ranks take the mean own time; "group": transfers of one process group take no time;
-    #: "communication": no transfer takes time.
+    #: "rank": one rank is as fast as the others. "phase": one phase of one rank is as fast.
+    #: "balance": all ranks have the mean own time. "group": transfers of one process group take no
+    #: time. "communication": no transfer takes time.
     change: str
     #: Global rank; -1 if the change concerns no single rank.
     rank: int
     #: As in ``schema.PHASES``; "" if the change concerns no single phase.
     phase: str
-    #: Name of the process group, with its ranks in braces if another group has the same name; "" if
-    #: the change concerns no single group.
+    #: Name of the process group; "" if the change concerns no single group.
     group: str
     step_ms: float
-    #: Fraction of the step that would be saved, with its 95 % bootstrap interval over the steps
-    #: (:func:`saved_by`).
+    #: Saved fraction of the step, with a 95 % bootstrap interval over the steps.
     saved: Interval
 
 
@@ -96,19 +89,19 @@ class Gain:
 class Gains:
     """Gains of all replayed changes at one world size, and POP's efficiencies."""
 
-    #: Mean step over ranks and over the steps that did not stall; the next field is the number of
-    #: steps in this mean.
+    #: Mean step over the ranks and over the steps that count.
     step_ms: float
+    #: Number of the steps that count. Steps that stalled do not count.
     steps: int
     gains: tuple[Gain, ...]
     #: Mean own time of the ranks, divided by the largest.
     load_balance: float
-    #: Largest own time of a rank, divided by the step replayed with transfers that take no time.
+    #: Largest own time of a rank, divided by the step replayed without transfer times.
     serialisation: float
-    #: The step replayed with transfers that take no time, divided by the step.
+    #: The step replayed without transfer times, divided by the step.
     transfer: float
-    #: Number of measured steps; 0 if not known. If ``steps`` is lower, the replayed steps are a
-    #: sample: stretches of steps, spread evenly over the run.
+    #: Number of measured steps; 0 if not known. Of a long run, only a sample of the steps is
+    #: replayed.
     measured_steps: int = 0
 
 
@@ -116,7 +109,7 @@ def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None
     """Replays the steps with each change; returns the gains, or None if no replay is possible.
 
     No replay is possible if there is only one rank, if there are too few steps, if the ranks
-    deadlock in the replay, or if the recordings do not support gains, see ``evidence``.
+    deadlock in the replay, or if the recordings do not support gains.
 
     ``evidence``: the evidence of the world size; None to compute it.
     """
@@ -147,7 +140,7 @@ def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None
 
 
 def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> Replays | None:
-    """Prepares the replay of the measured steps; None if none is possible, see :func:`gains`."""
+    """Prepares the replay of the measured steps; None if no replay is possible."""
     if len(seen.ranks) < 2 or len(seen.measured.step) < LEAST_STEPS:
         return None
     if not (evidence or evidence_of(seen)).supports(Figure.GAINS):
@@ -158,7 +151,7 @@ def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> R
     counted = ~stalled(slowest_ns(seen.measured))[used]
     wall = seen.measured.table("wall").compress(used, axis=1)
     made = [programs(seen, each) for each in chosen]
-    # A rank that begins a stretch late also begins it late in the replay, with any change.
+    # A rank that begins a stretch late also begins the stretch late in every replay.
     first = np.cumsum([0, *map(len, chosen)])[:-1]
     apart = np.array([np.ptp(ranks.begin_ns) for ranks in made])
     late = apart > _APART * float(wall.mean())
@@ -199,20 +192,17 @@ class Replays:
         """Prepares the replays.
 
         Args:
-            stretches: the ranks' programs and the recorded calls, for each sequence of consecutive
-                steps that :func:`replayed_steps` chose.
-            wall_ns: recorded time ``[rank, step]`` of each step.
-            kept_ns: run delay ``[rank, step, phase]`` that helper threads may have caused; it is
-                never replaced by that of another rank.
-            counted: mask of the steps used for figures; steps that stalled are not used.
-            begun: mask of the steps that begin a stretch: they are replayed, but not used for
-                figures.
+            stretches: programs and recorded calls of all ranks, for each stretch of steps.
+            wall_ns: ``[rank, step]``: recorded time of the step.
+            kept_ns: ``[rank, step, phase]``: run delay that helper threads may have caused. It is
+                never replaced by another rank's run delay.
+            counted: mask of the steps used for figures. Steps that stalled are not used.
+            begun: mask of the steps that begin a stretch. These steps are replayed, but not used
+                for figures.
             is_sample: True if only some of the measured steps are replayed.
         """
         self.stretches, self.counted, self.begun = stretches, counted, begun
         self.is_sample = is_sample
-        #: Global ranks; the next attribute is each call's group. Both are the same in every
-        #: stretch.
         self.ranks = stretches[0][0].ranks
         self.group = stretches[0][1].group
         #: Own time ``[rank, step, phase]``.
@@ -225,7 +215,7 @@ class Replays:
         self._ideal: list[Floats | None] = []
 
     def without_transfers(self) -> Floats | None:
-        """Returns the step times of a replay in which no transfer takes time; replays only once."""
+        """Returns the step times of a replay in which no transfer takes time."""
         if not self._ideal:
             self._ideal.append(self.step_ns(free=np.ones(len(self.group), dtype=bool)))
         return self._ideal[0]
@@ -250,8 +240,8 @@ class Replays:
         Args:
             own_ns: own time ``[rank, step, phase]``; None for the recorded own times.
             free: collectives whose transfer takes no time; None for no collectives.
-            pieces_ns: by the index of a rank: lengths ``[step, piece]`` of ``Pieces``, in
-                proportion to which each phase of ``own_ns`` is divided.
+            pieces_ns: by the index of a rank: lengths ``[step, piece]``. The phases of ``own_ns``
+                are divided in proportion to these lengths.
         """
         found, first = [], 0
         for ranks, known in self.stretches:
@@ -285,7 +275,7 @@ class Replays:
             if spared.sum() >= least:
                 yield _Change("rank", rank), self._without_delay(place, late, own_ns)
             phases = np.flatnonzero(spared >= least)
-            # If one phase makes up the rank's whole gain, a row for the phase would repeat it.
+            # If the whole gain lies in one phase, a row for this phase would repeat the rank's row.
             one_is_all = len(phases) == 1 and spared[phases[0]] < spared.sum() + least
             for phase in () if one_is_all else phases.tolist():
                 one = self.own_ns.copy()
@@ -302,12 +292,9 @@ class Replays:
         yield _Change("communication"), self.without_transfers()
 
     def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
-        """Mask over the counted steps: True for the steps in which one given rank is late.
+        """Returns a mask over the counted steps: True where the rank at ``place`` is late.
 
         All False if the rank is late in no step or in all steps.
-
-        Args:
-            place: position of that rank in :attr:`ranks`.
         """
         waited = self.waited_ns[:, self.counted]
         late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]
@@ -317,14 +304,10 @@ class Replays:
     def _as_others(self, place: int, late: npt.NDArray[np.bool_]) -> Floats:
         """Returns own time ``[rank, step, phase]`` with one rank as fast as the others.
 
-        Args:
-            place: position of that rank in :attr:`ranks`.
-            late: as :meth:`_late_steps` returns it.
-
-        The times of the other ranks are those of steps that are not late. Steps outside of
-        :attr:`counted` keep their recorded times. There is one exception: in a step that begins a
-        stretch, the rank gets the others' mean time, because otherwise it would be late in the next
-        step.
+        ``place``: position of this rank in :attr:`ranks`. ``late``: as :meth:`_late_steps` returns
+        it. Steps that are not counted keep their recorded times. There is one exception: in a step
+        that begins a stretch, the rank gets the others' mean time, because otherwise the rank would
+        be late in the next step.
         """
         kept = self.kept_ns[:, self.counted]
         work = self.own_ns[:, self.counted] - kept
@@ -341,7 +324,7 @@ class Replays:
         return found
 
     def _pieces_ns(self, place: int) -> Floats | None:
-        """Lengths ``[step, piece]`` of a rank's ``Pieces``; None if steps are cut differently."""
+        """Returns lengths ``[step, piece]`` of a rank's pieces; None if steps differ in pieces."""
         found = []
         for ranks, _ in self.stretches:
             rows = ranks.pieces.by_step(place)
@@ -351,10 +334,10 @@ class Replays:
         return np.concatenate(found) if len({part.shape[1] for part in found}) == 1 else None
 
     def _of_alike(self, place: int) -> Floats | None:
-        """Lengths ``[rank, step, piece]`` of the rank at ``place``, then of the ranks like it.
+        """Returns lengths ``[rank, step, piece]`` for the rank at ``place`` and ranks like it.
 
-        These are the ranks whose ``Pieces`` have the same steps and phases. None if there are no
-        such ranks, or if :meth:`_pieces_ns` returns None.
+        These ranks have the same pieces in the same phases. The rank at ``place`` comes first. None
+        if there are no such ranks.
         """
         if place not in self._alike:
             self._alike = {place: self._lengths_of_alike(place)}
@@ -375,10 +358,7 @@ class Replays:
         return np.concatenate(lengths, axis=1)
 
     def _mean_pieces_ns(self) -> dict[int, Floats]:
-        """Returns the mean over ranks of their ``Pieces``' lengths, by rank index.
-
-        Empty if the steps or phases of the pieces differ between ranks.
-        """
+        """Returns the mean lengths of the ranks' pieces; empty if ranks have different pieces."""
         alike = self._of_alike(0)
         if alike is None or len(alike) < len(self.ranks):
             return {}
@@ -387,11 +367,10 @@ class Replays:
     def _pieces_as_others(
         self, place: int, late: npt.NDArray[np.bool_], phase: int = -1
     ) -> dict[int, Floats]:
-        """Returns lengths of one rank's pieces as if it were as fast as ranks with the same pieces.
+        """Returns lengths of one rank's pieces as if the rank were as fast as the others.
 
-        The result is ``pieces_ns`` of :meth:`step_ns`; empty if there are no such ranks. ``place``
-        and ``late`` are as in :meth:`_as_others`. If ``phase`` is given, only pieces of this phase
-        change.
+        Only ranks with the same pieces are compared; empty if there are none. If ``phase`` is
+        given, only pieces of this phase change.
         """
         alike = self._of_alike(place)
         if alike is None:
@@ -414,7 +393,7 @@ class Replays:
         return {place: found}
 
     def _affected(self, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Mask of late steps and the steps after them; ``late`` if too few other steps remain."""
+        """Adds the steps after late steps to the mask, unless too few other steps remain."""
         every = np.zeros(len(self.counted), dtype=bool)
         every[self.counted] = late
         every[1:] |= every[:-1].copy()
@@ -424,18 +403,9 @@ class Replays:
     def _without_delay(
         self, place: int, late: npt.NDArray[np.bool_], own_ns: Floats
     ) -> Floats | None:
-        """Replays the steps as if one rank were as fast as the others; see the module's docstring.
-
-        Args:
-            place: position of that rank in :attr:`ranks`.
-            late: as :meth:`_late_steps` returns it.
-            own_ns: as :meth:`_as_others` returns it.
-
-        Returns:
-            The time of each step; None if the ranks deadlock.
-        """
+        """Replays the steps as if the rank at ``place`` were as fast as the others."""
         counted = np.flatnonzero(self.counted)
-        # Late steps keep their recorded times, so that each begins and ends when it really did.
+        # Late steps keep their recorded times, so that the steps after them begin correctly.
         steps = own_ns.copy()
         steps[:, counted[late]] = self.own_ns[:, counted[late]]
         pieces_ns = self._pieces_as_others(place, late)
@@ -458,17 +428,14 @@ class Replays:
 
 
 def _common(a: Floats, b: Floats) -> float:
-    """Fraction of the variance that two series share; 0 if one falls as the other rises."""
+    """Returns the fraction of the variance that two series share; 0 for opposite series."""
     if not (a.std() > 0 and b.std() > 0):
         return 0.0
     return max(0.0, float(np.corrcoef(a, b)[0, 1])) ** 2
 
 
 def _in_place_of(mine: Floats, others: Floats) -> Floats:
-    """Returns a copy of ``mine`` in which each column has the distribution of ``others``.
-
-    The value at each quantile of a column becomes the value at this quantile in ``others``.
-    """
+    """Returns a copy of ``mine`` in which each column has the distribution of ``others``."""
     if not len(mine):
         return mine
     order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
@@ -478,10 +445,7 @@ def _in_place_of(mine: Floats, others: Floats) -> Floats:
 
 
 def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
-    """Returns index and name of the ``_MOST_GROUPS`` groups with the most collectives.
-
-    Empty if fewer than two groups are used.
-    """
+    """Returns index and name of the groups with the most collectives; empty for a single group."""
     sent = np.bincount(group[group >= 0], minlength=len(seen.matching.groups))
     used = [number for number in np.argsort(-sent, kind="stable").tolist() if sent[number]]
     if len(used) < 2:
@@ -498,14 +462,13 @@ def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
 
 
 def saved_by(base: Floats, changed: Floats, is_sample: bool = False) -> Interval:
-    """Returns the fraction of the mean step that a change saves, from the times of each step.
+    """Returns the fraction of the mean step that a change saves, with an interval.
 
     Args:
         base: time of each step as recorded.
         changed: time of each step with the change.
-        is_sample: True if the steps are a sample of those that the interval is about. The interval
-            is then widened, because the steps of a stretch are neighbours and therefore alike, and
-            because they are few (``interval_of``).
+        is_sample: True if the steps are a sample. The interval is then wider, because neighbouring
+            steps are alike, and because the steps are few.
     """
     drawn = resampled_means(np.stack([base, changed], axis=1))
     saved, ratio = 1 - drawn[:, 1] / drawn[:, 0], float(changed.mean() / base.mean())

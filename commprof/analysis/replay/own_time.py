@@ -15,11 +15,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def apart(exposed: Exposures, first: Ints) -> Exposures:
-    """Returns the ranks' waiting intervals, cut so that each begins after the rank's previous one.
+    """Shortens waiting intervals so that the intervals of one rank do not overlap.
 
     Args:
-        exposed: exposures of all ranks, rank after rank, and each rank's in order of begin.
-        first: index of each rank's first exposure, then the total number of exposures.
+        exposed: exposures of all ranks, sorted by rank, then by begin.
+        first: index of each rank's first exposure; the last entry is the number of exposures.
     """
     end = accumulated(np.maximum, exposed.end_ns, first)
     before = np.concatenate((exposed.begin_ns[:1], end[:-1]))
@@ -30,20 +30,19 @@ def apart(exposed: Exposures, first: Ints) -> Exposures:
 
 
 class OwnTimes:
-    """Converts times of ranks to own time: time since the rank's start, minus its waiting."""
+    """Converts times to a rank's own time, in which the rank's waiting does not count."""
 
     def __init__(self, exposed: Exposures, first: Ints, begin_ns: Ints, until_ns: Ints) -> None:
         """Prepares own time.
 
         Args:
             exposed: exposures that do not overlap, see :func:`apart`.
-            first: index of each rank's first exposure, then the total number of exposures.
+            first: index of each rank's first exposure; the last entry is the number of exposures.
             begin_ns: per rank, the time at which own time is 0.
             until_ns: per rank, the last time that is converted.
         """
         self._exposed, self._first = exposed, first
         self._begin_ns = begin_ns
-        #: Keys that order the times of all ranks, from each rank's start to its last time.
         self.times = RankTimes(begin_ns, until_ns)
         self._key = self.times.key(ranks_of(first), exposed.begin_ns)
         waited = exposed.waited_ns
@@ -54,7 +53,7 @@ class OwnTimes:
         self._stood_ns = self._stood(ranks, begin_ns)
 
     def wait_at(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns, per time, the row of the last exposure begun by then; -1 if there is none."""
+        """Returns, per time, the row of the rank's last exposure up to the time; -1 if none."""
         row = np.searchsorted(self._key, self.times.key(rank, time_ns), side="right") - 1
         return np.where(row >= self._first[rank], row, -1)
 
@@ -65,7 +64,7 @@ class OwnTimes:
         return own
 
     def _stood(self, rank: Ints, time_ns: Ints) -> Floats:
-        """Returns, per time, for how many ns the rank has waited by then."""
+        """Returns how long the rank had waited before each time, in ns."""
         row = self.wait_at(rank, time_ns)
         stood = np.zeros(len(row))
         began = row >= 0

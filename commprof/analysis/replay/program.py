@@ -1,13 +1,11 @@
-"""Programs of the ranks: each rank's events in the measured steps, in the rank's own time.
+"""Makes the program of each rank: its events in the measured steps, at times of its own clock.
 
-A rank's own time is a clock that stops while the rank's training thread waits for communication.
-Events (issued collectives, waits, begins and ends of steps) are stored in own time. A replay can
-then compute when the events happen if a phase or a transfer takes longer or shorter
-(:mod:`commprof.analysis.replay.engine`).
+A rank's own clock stops while its training thread waits for communication. The events are issues of
+collectives, waits, and begins and ends of steps. A replay (:mod:`commprof.analysis.replay.engine`)
+computes when the events would happen if a phase or a transfer took longer or shorter.
 
-The programs of all ranks are made together, from columns that hold one rank after the other. With
-numpy calls per rank, a thousand ranks of a few hundred events each would cost more in calls than in
-work on the events.
+The programs of all ranks are made together, because separate numpy calls for each rank would take
+too long.
 """
 
 from __future__ import annotations
@@ -41,11 +39,10 @@ Mask = npt.NDArray[np.bool_]
 #: Kinds of events; simultaneous events happen in this order.
 ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
-#: Least number of steps of a replay.
 LEAST_STEPS = 5
-#: About the largest number of events in the replayed steps, summed over all ranks.
+#: Largest number of events in the replayed steps of all ranks; approximate.
 _MOST_EVENTS = 12_000
-#: Largest number of stretches of replayed steps.
+#: The replayed steps form at most this many stretches of consecutive steps.
 _MOST_STRETCHES = 4
 #: Smallest number of steps of a stretch, if there are several stretches.
 _STRETCH_STEPS = 25
@@ -64,24 +61,24 @@ class Program:
     begin_ns: int
     #: End of the last step.
     until_ns: int
-    #: By event: the rank's own time from ``begin_ns`` to the event.
+    #: Per event: own time since ``begin_ns``.
     own_ns: Floats
     kind: Ints
-    #: ISSUE and WAIT: index of the collective's row over all ranks. MARK: 2 * step for the start
-    #: and 2 * step + 1 for the end of a step, where step is an index into the replayed steps.
+    #: For ISSUE and WAIT: row of the collective, counted over all ranks. For MARK: 2 * step for the
+    #: start of a step and 2 * step + 1 for its end; step is an index into the replayed steps.
     row: Ints
-    #: WAIT: time at which the thread continued, minus the completion time of the collective, or
-    #: minus the begin of the wait if this is later. STAND: time for which the thread stood still
-    #: for an unknown reason.
+    #: For WAIT: delay until the thread continued, counted from the completion of the collective, or
+    #: from the begin of the wait if the wait began later. For STAND: length of a wait whose end has
+    #: no known reason.
     extra_ns: Floats
-    #: Rows that another thread issued while the training thread stood still: they follow the
-    #: completion of the row ``after`` by ``lag_ns``, and have no event.
+    #: Rows of collectives that another thread issued while the training thread waited. These rows
+    #: have no event: each row is issued ``lag_ns`` after the completion of the row ``after``.
     chained: Ints = field(default_factory=_none)
     after: Ints = field(default_factory=_none)
     lag_ns: Ints = field(default_factory=_none)
-    #: Own time at the borders of steps and phases. The next field is, for each border except the
-    #: last, the code of the phase that begins there.
+    #: Own time at the borders of steps and phases.
     border_ns: Floats = field(default_factory=lambda: np.zeros(0))
+    #: Code of the phase after each border; the last border has no entry.
     border_phase: Ints = field(default_factory=_none)
 
     @property
@@ -92,16 +89,16 @@ class Program:
 
 @dataclass(frozen=True)
 class Events:
-    """Columns that hold one program after the other; see :class:`Program`."""
+    """Events of all programs, one program after the other; see :class:`Program`."""
 
-    #: Index of each program's first event, then the total number of events.
+    #: Index of each program's first event; the last entry is the number of events.
     first: Ints
     begin_ns: Ints
     own_ns: Floats
     kind: Ints
     row: Ints
     extra_ns: Floats
-    #: Index of each program's first chained row, then the total number of chained rows.
+    #: Index of each program's first chained row; the last entry is the number of chained rows.
     first_chained: Ints
     chained: Ints
     after: Ints
@@ -133,20 +130,20 @@ class Pieces:
     A piece lies between two neighbouring cuts of a rank.
     """
 
-    #: Index of each rank's first cut, then the total number of cuts.
+    #: Index of each rank's first cut; the last entry is the number of cuts.
     first: Ints
-    #: Own time at each cut.
     edge_ns: Floats
     #: True for the cuts that are issues. The issues of a program are in the order of its events.
     is_issue: Mask
-    #: Index of the step (-1 for none) of the piece after each cut; the next field is the code of
-    #: its phase. -1 for the last cut of a rank.
+    #: Per cut: index of the step with the piece after the cut; -1 outside of steps, and at the last
+    #: cut of a rank.
     step: Ints
+    #: Per cut: code of the phase of the piece after the cut; -1 at the last cut of a rank.
     phase: Ints
 
     @cached_property
     def is_last(self) -> Mask:
-        """True for the last cut of each rank, after which there is no piece."""
+        """True for the last cut of each rank."""
         mask = np.zeros(len(self.edge_ns), dtype=np.bool_)
         mask[self.first[1:] - 1] = True
         return mask
@@ -163,9 +160,9 @@ class Pieces:
         return slice(int(self.first[place]), int(self.first[place + 1]))
 
     def by_step(self, place: int) -> Ints | None:
-        """Returns the rows of a rank's pieces as ``[step, piece]``; row 0 is the rank's first cut.
+        """Returns the rows of a rank's pieces as ``[step, piece]``; None if the steps differ.
 
-        None unless all steps have the same pieces.
+        Rows count from the rank's first cut.
         """
         cuts = self.of(place)
         inside = np.flatnonzero(self.step[cuts] >= 0)
@@ -178,7 +175,7 @@ class Pieces:
         return rows if alike else None
 
     def alike(self, place: int) -> Mask:
-        """True for the ranks whose pieces have the same steps and phases as those of ``place``."""
+        """True for ranks whose pieces have the same steps and phases as the pieces of ``place``."""
         count = np.diff(self.first)
         ranks = np.flatnonzero(count == count[place])
         rows = self.first[ranks][:, np.newaxis] + np.arange(count[place])
@@ -189,9 +186,9 @@ class Pieces:
         return mask
 
     def with_lengths(self, by_step_ns: Mapping[int, Floats]) -> Floats:
-        """Returns ``length_ns`` with new lengths for the pieces of some ranks inside steps.
+        """Returns ``length_ns`` with new lengths for some ranks.
 
-        ``by_step_ns``: new lengths ``[step, piece]``, by the index of the rank.
+        ``by_step_ns``: by index of the rank, the lengths ``[step, piece]`` of its pieces in steps.
         """
         length = self.length_ns.copy()
         for place, lengths in by_step_ns.items():
@@ -202,20 +199,17 @@ class Pieces:
 
 @dataclass(frozen=True)
 class _Borders:
-    """Borders of steps and phases of all ranks, in order."""
-
-    #: Index of each rank's first border, then the total number of borders.
+    #: Index of each rank's first border; the last entry is the number of borders.
     first: Ints
-    #: Own time at each border.
     own_ns: Floats
-    #: Index of the step (-1 for none) that begins at the border; the next field is the code of the
-    #: phase that begins there. -1 at the last border of a rank.
+    #: Index of the step after each border; -1 outside of steps, and at the last border of a rank.
     step: Ints
+    #: Code of the phase after each border; -1 at the last border of a rank.
     phase: Ints
 
 
 class Programs(Sequence[Program]):
-    """One program per rank, in joined columns."""
+    """The programs of all ranks, stored in joined columns."""
 
     def __init__(
         self, ranks: Sequence[int], until_ns: Ints, steps: int, events: Events, borders: _Borders
@@ -225,7 +219,7 @@ class Programs(Sequence[Program]):
 
     @property
     def begin_ns(self) -> Ints:
-        """Start of the first step of each rank, on the common clock."""
+        """Start of each rank's first step, on the common clock."""
         return self.events.begin_ns
 
     def __len__(self) -> int:
@@ -281,7 +275,7 @@ class Programs(Sequence[Program]):
 
     @cached_property
     def _cells(self) -> Ints:
-        """Step and phase of the piece after each cut of ``pieces`` as one number; -1 for none."""
+        """Per cut: cell of its piece in a table ``[rank, step, phase]``; -1 outside of steps."""
         pieces = self.pieces
         return np.where(
             pieces.step >= 0, self._cell(pieces.first, pieces.step, pieces.phase), -1
@@ -311,16 +305,15 @@ class Programs(Sequence[Program]):
 
     @cached_property
     def _edge(self) -> Ints:
-        """The last cut of ``pieces`` at or before each event."""
+        """Last cut of ``pieces`` up to each event."""
         pieces = self.pieces
         return _last_until(pieces.edge_ns, pieces.first, self.events.own_ns, self.events.first)
 
     def with_own(self, wanted_ns: Floats, length_ns: Floats | None = None) -> Floats:
         """Returns the own time of all events if each phase takes ``wanted_ns[rank, step, phase]``.
 
-        A phase that has no own time in a step still has none, because it has no interval to
-        lengthen. ``length_ns``: lengths of ``pieces``, in proportion to which each phase is
-        divided; None for the recorded lengths.
+        A phase without own time in a step stays without own time. Other phases are divided among
+        their pieces in proportion to ``length_ns``; None for the recorded lengths.
         """
         pieces, events = self.pieces, self.events
         length = pieces.length_ns if length_ns is None else length_ns
@@ -357,11 +350,10 @@ class Programs(Sequence[Program]):
 
 
 def _last_until(edges: Floats, first: Ints, values: Floats, cuts: Ints) -> Ints:
-    """Returns, per value, the index of the rank's last edge that is not above the value.
+    """Returns, per value, the index of the rank's last edge up to the value.
 
-    For a value below all edges of the rank, this is the rank's first edge. ``edges`` and ``values``
-    hold one rank after the other; ``first`` and ``cuts`` are the indices of each rank's first edge
-    and first value, then the total numbers.
+    If the rank has no such edge, this is the index of its first edge. ``first`` and ``cuts`` are
+    the indices of each rank's first edge and first value; their last entries are the total numbers.
     """
     if last_until is not None:
         return last_until(edges=edges, first=first, values=values, cuts=cuts)
@@ -383,9 +375,9 @@ def programs(seen: MeasuredWorld, step: Ints) -> Programs:
 def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Ints]:
     """Chooses the measured steps to replay; returns the step numbers of each stretch.
 
-    A stretch is a sequence of consecutive measured steps. If all steps together hold few enough
-    events, they are the only stretch. Otherwise, at most ``most`` stretches of equal length are
-    spread evenly over the run.
+    A stretch is a sequence of consecutive measured steps. In a run with few events, all measured
+    steps are one stretch. In other runs, at most ``most`` stretches of equal length are spread
+    evenly over the run.
     """
     step = seen.measured.step
     steps, first_step = steps_of_ranks(seen.traces, step)
@@ -406,8 +398,8 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
 def own_times(trace: Trace, begin_ns: int, time_ns: Ints) -> Floats:
     """Converts times of a rank to its own time since ``begin_ns``, all in ns.
 
-    ``trace`` is the rank's entry in ``MeasuredWorld.traces``; ``begin_ns`` is that of
-    the rank's program.
+    ``trace``: the rank's entry in ``MeasuredWorld.traces``; ``begin_ns``: the begin of the rank's
+    program.
     """
     exposed = exposures_of(trace)
     first = np.array([0, len(exposed)])
@@ -417,8 +409,6 @@ def own_times(trace: Trace, begin_ns: int, time_ns: Ints) -> Floats:
 
 
 class _Ranks:
-    """Calls, waits, phases and steps of all ranks, from which their programs are made."""
-
     def __init__(self, seen: MeasuredWorld, step: Ints) -> None:
         self._seen, self._step = seen, step
         traces = seen.traces
@@ -451,12 +441,10 @@ class _Ranks:
         return joined(self._seen.tables, name)
 
     def _inside(self, rank: Ints, time_ns: Ints) -> Mask:
-        """True for times in the replayed steps of the rank."""
         mask: Mask = (time_ns >= self._begin_ns[rank]) & (time_ns < self.until_ns[rank])
         return mask
 
     def events(self) -> Events:
-        """Returns the events of all ranks in order."""
         rank_of_call = ranks_of(self._first_call)
         is_issued = self._inside(rank_of_call, self._issue_ns)
         chained, after = self._chained(np.flatnonzero(is_issued), rank_of_call)
@@ -477,8 +465,8 @@ class _Ranks:
         done_rank = rank_of_call[done]
         inside = self._inside(done_rank, done_ns)
         done, done_ns, done_rank = done[inside], done_ns[inside], done_rank[inside]
-        # On a device, a collective counts as issued when its stream is ready for it. Another stream
-        # may begin to wait for it earlier; the issue is then moved to the begin of this wait.
+        # On a device, a collective counts as issued when its stream is ready. If another stream
+        # begins to wait for the collective earlier, the issue moves to the begin of this wait.
         issue_ns = self._issue_ns.copy()
         np.minimum.at(issue_ns, row[row >= 0], begun_ns[row >= 0])
         steps = np.tile(np.arange(len(self._step)), len(self._begin_ns))
@@ -490,11 +478,11 @@ class _Ranks:
                 begun_ns[known],
                 WAIT,
                 row[known],
-                # A wait may begin after its collective was done, especially on a device.
+                # A wait may begin after its collective was complete, especially on a device.
                 (went_on - np.maximum(end_ns, begun_ns))[known],
             ),
-            # DDP's finalisation did not wait for these buckets. The delay of a bucket that was
-            # complete only after the finalisation is negative.
+            # DDP's finalisation did not wait for these buckets. If a bucket was complete only after
+            # the finalisation, its delay is negative.
             (done_rank, done_ns, WAIT, done, np.minimum(0.0, done_ns - self._end_ns[done])),
             (
                 wait_rank[~known],
@@ -506,14 +494,14 @@ class _Ranks:
             (step_rank, self._step_begin_ns.ravel(), MARK, 2 * steps, np.zeros(len(steps))),
             (step_rank, self._step_end_ns.ravel(), MARK, 2 * steps + 1, np.zeros(len(steps))),
         ]
-        # Columns of all ranks' events are large, so none is held longer than it is needed.
+        # These columns are large, so they are freed early.
         del rank_of_wait, waits, wait_rank, begun_ns, waited_ns, row, end_ns, known, went_on
         del rank_of_call, is_issued, issued, issue_ns, done, done_ns, done_rank
         kind = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
         of_parts = [[part[at] for part in parts] for at in (4, 3, 1, 0)]
         del parts
         rank, time_ns, number, extra = (np.concatenate(of_parts.pop()) for _ in range(4))
-        # A step's end comes before the start of the next step, which has the same time.
+        # The end of a step may have the same time as the start of the next step: the end is first.
         simultaneous = (2 * kind + (kind == MARK) * (1 - number % 2)).astype(np.int8)
         order = np.lexsort((simultaneous, self._own.times.key(rank, time_ns)))
         first = firsts(np.bincount(rank, minlength=len(self._begin_ns)))
@@ -535,11 +523,11 @@ class _Ranks:
         )
 
     def _chained(self, issued: Ints, rank_of_call: Ints) -> tuple[Ints, Ints]:
-        """Returns those of ``issued`` that other threads issued while the training thread waited.
+        """Returns the rows that other threads issued while the training thread waited.
 
-        Also returns each row's predecessor: the last row of the same group and rank to complete
-        before the row was issued. For example, a hook's first all-reduce precedes its second
-        all-reduce. Rows without a predecessor are left out.
+        Also returns each row's predecessor: the last row of the same group and rank that completed
+        before the row was issued. Rows without a predecessor are left out. For example, a hook may
+        issue a second all-reduce when its first all-reduce is complete.
         """
         thread = self._calls("thread")
         others = issued[thread[issued] != self._thread[rank_of_call[issued]]]
@@ -554,8 +542,7 @@ class _Ranks:
         ended = np.flatnonzero(self._end_ns > 0)
         both = np.concatenate((ended, others))
         queue, _ = distinct_rows(rank_of_call[both], group[both])
-        # A queue holds the rows of one rank and group. Rows that ended before the replayed steps
-        # come first, in the order of their ends.
+        # A queue holds the rows of one rank and group, in the order of their ends.
         ended_queue, others_queue = queue[: len(ended)], queue[len(ended) :]
         order = np.lexsort((self._end_ns[ended], ended_queue))
         ended, ended_queue = ended[order], ended_queue[order]
@@ -575,12 +562,12 @@ class _Ranks:
         return others[has], ended[found[has]]
 
     def _found_complete(self, rank_of_call: Ints) -> tuple[Ints, Ints]:
-        """Returns the rows of buckets for which a finalisation did not wait, and their times in ns.
+        """Returns the buckets for which DDP did not have to wait: their rows, and a time for each.
 
-        A finalisation is the end of a backward pass, where DDP waits for the buckets that are not
-        complete yet. The time is the bucket's completion, clipped to the start and end of the
-        finalisation. Collectives for which the script itself waited are left out. Backward passes
-        of FSDP2 have no finalisation, because FSDP2 waits for its collectives earlier in backward.
+        DDP waits for its buckets at the end of a backward pass, in the finalisation. The time is
+        the bucket's completion in ns, limited to the interval of the finalisation. Collectives for
+        which the script waited are left out. FSDP2 has no finalisation: it waits for its
+        collectives earlier.
         """
         passes = tables_of(self._seen.traces, columns.finalizations)
         rank_of_span = ranks_of(firsts_of(passes))
@@ -603,15 +590,14 @@ class _Ranks:
         number, first = distinct_rows(ranks, tasks)
         sharded = np.zeros(len(first), dtype=np.bool_)
         sharded[number[len(mine) + len(rows) :]] = True
-        # Finalisations come first in the columns. So the first entry with a bucket's rank and
-        # backward pass is the finalisation of this pass, if it has one.
+        # The columns begin with the finalisations. So the first row of a backward pass is the
+        # pass's finalisation, if the pass has one.
         at = first[number[len(mine) : len(mine) + len(rows)]]
         found = (at < len(mine)) & ~sharded[number[len(mine) : len(mine) + len(rows)]]
         rows, at = rows[found], mine[at[found]]
         return rows, np.clip(self._end_ns[rows], begin_ns[at], end_ns[at])
 
     def borders(self) -> _Borders:
-        """Returns the borders of steps and phases of all ranks."""
         spans = tables_of(self._seen.traces, columns.phases)
         rank = ranks_of(firsts_of(spans))
         phases = Spans(*(joined(spans, name) for name in ("key", "thread", "begin_ns", "end_ns")))

@@ -1,11 +1,11 @@
-"""Parts of each step of one rank, which add up to the step exactly.
+"""Splits each step of one rank into parts, which add up to the step exactly.
 
     step = data + forward + backward + exposed + optimizer + other
     exposed = wait + transfer + unsplit
 
 The time of a phase is the time that the training thread spent in the phase without waiting for
-communication; ``other`` is the remainder of the step. Exposed time, in which communication blocked
-the training thread, is ``wait`` until the last rank has arrived and ``transfer`` from then on.
+communication; ``other`` is the remainder of the step. In exposed time, communication blocks the
+training thread. Exposed time is ``wait`` until the last rank arrives, and ``transfer`` after that.
 Exposed time is ``unsplit`` if the last arrival is unknown. Hidden communication overlaps these
 parts and is not part of the sum.
 """
@@ -50,9 +50,9 @@ WORTH_A_LOOK = 0.10
 
 @dataclass(frozen=True)
 class Caused:
-    """Waiting of one rank by step, root-cause rank and activity; parts that are 0 are left out.
+    """Waiting of one rank, split by step, and by the rank and activity that caused the waiting.
 
-    Full tables of all ranks would need memory in proportion to the square of the number of ranks.
+    Zeros are left out, because a full table would be large.
     """
 
     #: Row of the step in ``Breakdown``.
@@ -107,14 +107,14 @@ class Caused:
         np.add.at(total_ns, (self.step, self.rank, self.cause), self.wait_ns)
 
     def by_rank_ns(self, without: str | None = None) -> Floats:
-        """Returns the waiting by root-cause rank, summed over steps, except cause ``without``."""
+        """Returns the waiting by root-cause rank; waiting of cause ``without`` is left out."""
         kept = slice(None) if without is None else self.cause != CAUSES.index(without)
         return np.bincount(
             self.rank[kept], weights=self.wait_ns[kept], minlength=self.world_size
         ).astype(np.float64)
 
     def for_rank_ns(self, rank: int, without: str) -> Floats:
-        """Returns the waiting by step for one root-cause rank, except for cause ``without``."""
+        """Returns the waiting by step that ``rank`` caused; cause ``without`` is left out."""
         kept = (self.rank == rank) & (self.cause != CAUSES.index(without))
         return np.bincount(
             self.step[kept], weights=self.wait_ns[kept], minlength=self.steps
@@ -136,7 +136,6 @@ class WorkTimes(FieldGroup):
     forward_ns: Floats
     backward_ns: Floats
     optimizer_ns: Floats
-    #: Rest of the step: time in none of these phases.
     other_ns: Floats
 
 
@@ -144,10 +143,9 @@ class WorkTimes(FieldGroup):
 class OtherOnDevice(FieldGroup):
     """Splits ``WorkTimes.other_ns`` by what the device did; NaN if no kernels were recorded."""
 
-    #: Kernels launched in no known phase.
+    #: Time of kernels that were launched in no known phase.
     unphased_compute_ns: Floats
     copies_ns: Floats
-    #: Time in which nothing ran.
     idle_ns: Floats
 
 
@@ -161,8 +159,8 @@ class HostDelays(FieldGroup):
     run_delay_ns: Floats
     #: Part of ``run_delay_ns`` that other threads of the rank's process may have caused.
     own_run_delay_ns: Floats
-    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: increase of other
-    #: counters of the Linux kernel for the training thread in each phase.
+    #: ``[step, phase, counter]``: increases of the Linux kernel's counters for the training thread,
+    #: in the order of ``columns.HOST_COUNTS``.
     counts: Floats
 
 
@@ -170,8 +168,8 @@ class HostDelays(FieldGroup):
 class Breakdown:
     """Parts of the steps of one rank, one row per step; times in nanoseconds.
 
-    In the tables of several ranks (:mod:`commprof.analysis.step.rank_parts`) a column is
-    ``[rank, step]``, and a table by step is ``[rank, step, ...]``.
+    For several ranks (:mod:`commprof.analysis.step.rank_parts`), each column has a first axis for
+    the ranks: ``[rank, step, ...]``.
     """
 
     step: Ints
@@ -186,12 +184,12 @@ class Breakdown:
     transfer_ns: Floats
     #: Exposed time of operations whose last arrival is not known.
     unsplit_ns: Floats
-    #: Exposed time at the end of backward passes, where DDP waits for its buckets, in which the
-    #: training thread could run but had no core; NaN if not recorded.
+    #: Time in which the training thread lacked a core at the end of backward passes, where DDP
+    #: waits for its buckets; NaN if not recorded.
     no_core_ns: Floats
     #: Time in which communication was in flight and did not block the training thread.
     hidden_ns: Floats
-    #: Time in which a collective was issued and not complete.
+    #: Time in which at least one collective was issued and not yet complete.
     in_flight_ns: Floats
     host: HostDelays
     #: Waiting of this rank by its root causes, see :mod:`analysis.step.origins`; empty if arrivals
@@ -221,7 +219,7 @@ class Breakdown:
 
     @property
     def with_cores_ns(self) -> Floats:
-        """Step time minus this rank's run delay and its waiting due to other ranks' run delay."""
+        """Step time minus this rank's run delay, and minus the waiting that run delay caused."""
         waited = self.caused.of_cause_ns(NO_CORE).reshape(self.wall_ns.shape)
         left: Floats = self.wall_ns - self.host.run_delay_ns.sum(axis=-1) - waited
         return left
@@ -235,7 +233,7 @@ class Breakdown:
     def by_origin_ns(self) -> Floats:
         """Own work and pauses as ``[origin, step]``, in the order of ``exposure.ORIGINS``.
 
-        Run delay is not included: it is not own work, because other threads held the core then.
+        Run delay is left out, because the rank does no work then.
         """
         paused = np.swapaxes(self.host.paused_ns, -1, -2)
         work = self.work_ns - paused - np.swapaxes(self.host.run_delay_ns, -1, -2)
@@ -251,7 +249,6 @@ class Breakdown:
         return rows_of(self, at)
 
     def _between(self, begin: int, end: int) -> Breakdown:
-        """Returns the steps in rows ``begin`` to ``end``, without a copy."""
         return map_columns(
             lambda column: (
                 column.between(begin, end) if isinstance(column, Caused) else column[begin:end]
@@ -274,7 +271,8 @@ def breakdown(
         table: the rank's collectives.
         arrivals: arrivals of these collectives; None if the ranks' clocks cannot be compared.
         world_size: number of ranks.
-        origins: root causes of the rank's waits; None attributes each wait to the rank waited for.
+        origins: root causes of the rank's waits. If None, the rank that arrived last is the cause
+            of each wait.
     """
     exposed = exposures_of(trace)
     if origins is not None:
@@ -291,12 +289,11 @@ def of_split(
     world_size: int,
     origins: Origins | None = None,
 ) -> Breakdown:
-    """Like :func:`breakdown`, with ``exposures_of(trace)`` already split.
+    """Like :func:`breakdown`, for exposures that are already split.
 
-    ``waiting``: the split of these exposures into waiting and transfer.
-
-    The trace may be that of a block of ranks, see :mod:`commprof.analysis.step.joined`; the result
-    then has the steps of all of them.
+    ``waiting`` is the split of ``exposures_of(trace)`` into waiting and transfer. For the trace of
+    a block of ranks (:mod:`commprof.analysis.step.joined`), the result has the steps of all its
+    ranks.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
@@ -363,10 +360,10 @@ def _host_delays(trace: Trace, steps: Steps, exposed: Exposures, thread: int) ->
 
 
 def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -> OtherOnDevice:
-    """Returns the parts of ``other_ns``; NaN if no kernels were recorded.
+    """Splits ``other_ns`` by what the device did; NaN if no kernels were recorded.
 
-    On a device, a phase is the time in which the kernels of this phase ran. So kernel time beyond
-    the phases belongs to kernels that were launched in no known phase.
+    On a device, the time of a phase is the time of the kernels that the phase launched. The rest of
+    the kernel time belongs to kernels that were launched in no known phase.
     """
     if trace.device_activity is None:
         return OtherOnDevice(*[np.full(len(steps), np.nan)] * 3)
@@ -377,10 +374,6 @@ def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -
 
 
 def _running_ns(trace: Trace, in_flight: Floats) -> Floats:
-    """Returns, per step, how long communication ran on the device.
-
-    If its kernels were not recorded: how long it was in flight, see :func:`in_flight_ns`.
-    """
     activity = trace.device_activity
     if activity is None or activity.communication is None:
         return in_flight
@@ -388,10 +381,10 @@ def _running_ns(trace: Trace, in_flight: Floats) -> Floats:
 
 
 def mean_of_known(part: Floats, exposed: Floats) -> float:
-    """Returns the mean of a part of exposed time, with unknown rows counted as 0.
+    """Returns the mean of a part of exposed time; unknown values count as 0.
 
-    The mean parts (``wait``, ``transfer`` and ``unsplit``) then add up to the mean exposed time.
-    NaN if the part is unknown in all rows with exposed time, or if there are no rows.
+    The means of ``wait``, ``transfer`` and ``unsplit`` then add up to the mean exposed time. NaN if
+    the part is unknown in all rows with exposed time, or if there are no rows.
     """
     return float(means_of_known(part[np.newaxis], exposed[np.newaxis])[0])
 
@@ -431,15 +424,12 @@ def _phase_times(steps: Steps, phases: Spans, thread: int) -> Floats:
 def _exposed_by_phase(
     steps: Steps, phases: Spans, exposed: Exposures, exposed_step: Ints, thread: int
 ) -> Floats:
-    """Returns ``[step, phase]``: waiting inside each phase; a wait across phases is divided.
-
-    Waiting outside of all phases is in no column.
-    """
+    """Returns the waiting in each phase as ``[step, phase]``; other waiting is left out."""
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (step >= 0)
     begin, key = phases.begin_ns[mine], phases.key[mine]
     end = np.minimum(phases.end_ns[mine], steps.end_ns[step[mine]])
-    end[:-1] = np.minimum(end[:-1], begin[1:])  # a phase ends when the next begins, if not before
+    end[:-1] = np.minimum(end[:-1], begin[1:])  # a phase ends at the latest when the next begins
     times = np.zeros((len(steps), len(Phase)))
     used = exposed_step >= 0
     of_step = exposed_step[used]
@@ -453,7 +443,7 @@ def _exposed_by_phase(
 
 
 def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int) -> Floats:
-    """Returns ``[step, phase]``: ns of pauses in each phase; pauses in no phase count as OTHER."""
+    """Returns the ns of pauses as ``[step, phase]``; pauses outside of phases count as OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     if len(paused) == 0:
         return times
@@ -470,7 +460,7 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
 
 
 def _by_phase(steps: Steps, phases: Spans, counted: ExposedSpread, thread: int) -> Floats:
-    """Returns ``[step, phase]``: sum of ``counted`` in each phase; OTHER holds the rest."""
+    """Returns the sums of a count as ``[step, phase]``; OTHER holds the rest of the step."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)
@@ -482,7 +472,6 @@ def _by_phase(steps: Steps, phases: Spans, counted: ExposedSpread, thread: int) 
 
 
 def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Caused:
-    """Returns the waiting of one rank by root cause."""
     step = exposed_step[origins.exposure]
     named = (step >= 0) & (origins.rank >= 0) & (origins.rank < world_size)
     cell, first = distinct_rows(step[named], origins.rank[named], origins.cause[named])
@@ -507,7 +496,10 @@ def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
 def in_flight_ns(
     steps: Steps, table: Collectives, chosen: npt.NDArray[np.bool_] | None = None
 ) -> Floats:
-    """Per step: time in which at least one (chosen) collective was issued and not complete."""
+    """Returns, per step, the time in which at least one collective was in flight.
+
+    ``chosen``: mask of the collectives that count; None for all.
+    """
     ended = table.end_ns > table.issue_ns
     if chosen is not None:
         ended &= chosen
@@ -515,7 +507,10 @@ def in_flight_ns(
 
 
 def time_covered(begin_ns: Ints, end_ns: Ints, since_ns: Ints, until_ns: Ints) -> Floats:
-    """Per window from ``since_ns`` until ``until_ns``: time inside of at least one interval."""
+    """Returns, per window, the time that at least one interval covers.
+
+    Windows last from ``since_ns`` to ``until_ns``, intervals from ``begin_ns`` to ``end_ns``.
+    """
     order = np.argsort(begin_ns, kind="stable")
     begin, end = begin_ns[order], end_ns[order]
     if len(begin) == 0:

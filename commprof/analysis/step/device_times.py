@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 class DeviceTimes:
     """Times of a device in each complete step, in ns; see :mod:`commprof.trace.device_activity`."""
 
-    #: NaN if kernels of communication were not recorded; ``kernels_ns`` is NaN too then.
+    #: Like ``kernels_ns``, NaN if kernels of communication were not recorded.
     communication_ns: Floats
     compute_ns: Floats
     kernels_ns: Floats

@@ -1,8 +1,8 @@
-"""Intervals in which the training thread waited for communication, with the collective waited for.
+"""Finds the intervals in which the training thread waited for communication.
 
-Also finds pauses of a rank's process and the Linux kernel's counts for its training thread, such as
-page faults, and names the possible causes of a rank's lateness. A pause while the thread waits for
-communication counts only as waiting. During all other pauses the thread would have worked.
+Also finds the pauses of a rank's process, and reads the Linux kernel's counters of its training
+thread, such as page faults. A pause while the thread waits for communication counts only as
+waiting.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Exposures:
 
     #: Row of the collective waited for; -1 if unknown.
     collective: Ints
-    #: Backward pass whose finalisation waited; -1 for a ``Work.wait`` and for a future.
+    #: Id of the backward pass at whose end DDP waited; -1 for other waits.
     graph_task: Ints
     begin_ns: Ints
     end_ns: Ints
-    #: Waiting in the interval; apart from clock noise, at most ``end_ns - begin_ns``.
+    #: Length of the waiting in the interval.
     waited_ns: Floats
 
     def __len__(self) -> int:
@@ -54,12 +54,11 @@ class Exposures:
 def exposures(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Exposures:
-    """Finds all waiting of ``thread``: in ``Work.wait``, for a future, in DDP's finalisation.
+    """Finds all waiting of ``thread``: in ``Work.wait``, for futures, and in DDP's finalisations.
 
-    The total waiting in a finalisation is measured: wall time minus thread CPU time. The total is
-    divided among the buckets by replaying DDP's loop, which waits for each bucket in turn and
-    copies it back. The copy speed is chosen so that the waiting in the replay adds up to the
-    measured total.
+    In a finalisation, at the end of a backward pass, DDP waits for one bucket after another. Only
+    the total waiting is measured: wall time minus thread CPU time. A model of DDP's loop divides
+    this total among the buckets.
     """
     mine = _rows(waits, waits.thread == thread)
     declared = Exposures(
@@ -85,9 +84,8 @@ def exposures_of(trace: Trace) -> Exposures:
 def training_thread(trace: Trace) -> int:
     """Returns the thread that marks the steps.
 
-    If no steps are marked, returns the thread with the most phases, because a backend's thread can
-    issue more collectives than the training thread, as with DDP's PowerSGD hook. Without phases,
-    returns the thread that issued the most collectives; 0 if there is none.
+    If no steps are marked, returns the thread with the most phases. Without phases, returns the
+    thread that issued the most collectives; 0 if there is none.
     """
     steps = columns.steps(trace)
     if len(steps):
@@ -120,10 +118,9 @@ def _rows(spans: Spans, chosen: npt.NDArray[np.bool_]) -> Spans:
 def _in_finalizations(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Iterator[Exposures]:
-    """Yields how long DDP waited for each bucket in its finalisations.
+    """Yields DDP's waiting for its buckets, without the waiting that ``waits`` holds already.
 
-    A finalisation is the end of a backward pass, where DDP waits for the buckets. Waiting that is
-    already in ``waits`` is left out. Waiting that no bucket explains has collective -1.
+    Waiting that no bucket explains has collective -1.
     """
     span = finalizations.span
     task = _awaited_by(table, span, thread)
@@ -131,7 +128,7 @@ def _in_finalizations(
     buckets = seen[np.argsort(task[seen], kind="stable")]
     first = np.searchsorted(task[buckets], span.key, side="left")
     last = np.searchsorted(task[buckets], span.key, side="right")
-    # Waits of one thread neither nest nor overlap, so begins and ends are both in order.
+    # The waits of a thread do not overlap, so their begins and their ends are sorted.
     waited = np.concatenate(([0], np.cumsum(waits.end_ns - waits.begin_ns)))
     wait_first = np.searchsorted(waits.begin_ns, span.begin_ns, side="left")
     wait_last = np.searchsorted(waits.end_ns, span.end_ns, side="right")
@@ -139,7 +136,7 @@ def _in_finalizations(
     blocked = np.maximum(0, finalizations.blocked_ns - counted)
     rows = np.flatnonzero((span.thread == thread) & (blocked > 0))
     count = (last - first)[rows]
-    # Passes with equally many buckets are handled together: ``[pass, bucket]``.
+    # Passes with the same number of buckets are handled together: ``[pass, bucket]``.
     for buckets_each in np.unique(count).tolist():
         some = rows[count == buckets_each]
         part = buckets[first[some][:, np.newaxis] + np.arange(buckets_each)]
@@ -149,11 +146,9 @@ def _in_finalizations(
 def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
     """Returns, for each collective, the backward pass that waits for it; -1 if no pass does.
 
-    A pass waits for the collectives that it issued. A pass also waits for collectives that a hook
-    issues in a callback once an earlier collective of the pass is complete, as torch's PowerSGD
-    hook does. A collective is taken for such a callback's collective if another thread issued it
-    in a group that the pass uses, after the pass's first collective and before the end of the
-    pass's finalisation.
+    A pass waits for the collectives that it issued. A hook such as torch's PowerSGD also issues
+    collectives in callbacks, and the pass waits for these collectives too. A collective counts as
+    issued in a callback if another thread issued it during the pass, in a group that the pass uses.
     """
     task = table.graph_task.copy()
     later = np.flatnonzero((task < 0) & (table.thread != thread))
@@ -175,13 +170,13 @@ def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
 
 
 def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) -> Exposures:
-    """Divides the waiting of finalisations among their buckets; one row per bucket.
+    """Divides the waiting of finalisations among their buckets.
 
-    DDP's loop waits until a bucket is complete, copies the bucket and goes on to the next bucket.
-    ``end`` is the time in ns from the finalisation's start until a bucket is complete, ``copied``
-    the number of bytes of all earlier buckets, and ``per_byte`` the time in ns to copy one byte.
+    DDP's loop waits until a bucket is complete, copies the bucket, and goes on to the next bucket.
     The loop's total waiting up to a bucket is the largest ``end - per_byte * copied`` of the
-    buckets so far.
+    buckets so far. Here ``end`` is the time from the finalisation's start to the completion of a
+    bucket, ``copied`` is the number of bytes of all earlier buckets, and ``per_byte`` is the time
+    in ns to copy one byte.
 
     Args:
         table: the collectives.
@@ -189,7 +184,7 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
         span: the finalisations.
         blocked_ns: waiting in each finalisation.
     """
-    # DDP copies only the bucket, not data that a hook sends for the bucket in a callback.
+    # DDP copies the bucket, but not the data of collectives that a callback issued.
     own = table.graph_task[buckets] >= 0
     size = np.where(own, table.bytes_in[buckets], 0).astype(np.float64)
     copied = np.cumsum(size, axis=1) - size
@@ -200,12 +195,11 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
     none = np.zeros((len(span), 1))
     reached = np.maximum.accumulate(np.concatenate((none, end - per_byte * copied), axis=1), axis=1)
     stretch, total = np.diff(reached, axis=1), reached[:, -1]
-    # The computed waiting may be longer than the measured waiting, whatever the copy time: for the
-    # difference, the thread was busy with something else.
+    # The computed waiting may exceed the measured waiting, if the thread did something else.
     scale = np.minimum(1.0, np.divide(blocked_ns, total, out=np.ones(len(span)), where=total > 0))
     at = np.nonzero(stretch > 0)
     until, length = (begin_ns + end)[at], stretch[at]
-    # The rest of the measured waiting is not for a bucket: the thread lacked a core or memory.
+    # No bucket explains the rest of the measured waiting: the thread lacked a core or memory.
     rest = blocked_ns - total * scale
     late = np.flatnonzero(rest > 0.5)
     return Exposures(
@@ -222,9 +216,7 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
 def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: Ints, slowest: Floats) -> Floats:
     """Returns the copy time in ns per byte at which DDP's loop waits ``blocked_ns`` in total.
 
-    The loop's total waiting is the largest ``end_ns - time_per_byte * copied`` of all buckets. The
-    arguments are arrays of :func:`_shared`, which explains this. The result is between 0 and
-    ``slowest``, the time per byte if copying took the whole finalisation.
+    :func:`_shared` describes the loop. The result is at most ``slowest``.
     """
     early = end_ns - blocked_ns[:, np.newaxis]
     limits = np.broadcast_to(slowest[:, np.newaxis], end_ns.shape).copy()
@@ -243,15 +235,14 @@ NO_CORE: Final = "no core"
 #: The rank transferred data of other collectives, or waited in a collective whose last arrival is
 #: unknown.
 TRANSFER: Final = "transfer"
-#: The cause is unknown: no earlier moment is known at which the waiting rank and the late rank were
-#: synchronised, or since that moment no activity took notably longer on the late rank.
+#: No known activity of the late rank explains the waiting.
 UNKNOWN: Final = "unknown"
 #: Possible causes of waiting: activities of the rank that is the root cause.
 CAUSES: Final = (*ORIGINS, NO_CORE, TRANSFER, UNKNOWN)
 
 
 def pauses(trace: Trace, exposed: Exposures) -> Stretches:
-    """Pauses of the rank's process outside of the training thread's waiting."""
+    """Returns pauses of the rank's process, except while the training thread waited."""
     found = columns.pauses(trace)
     if len(found) == 0:
         return Stretches(found.begin_ns, found.end_ns)
@@ -262,9 +253,9 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 @dataclass(frozen=True)
 class ExposedSpread:
-    """Intervals of a training thread, each with one Linux kernel count, such as page faults.
+    """Intervals of a training thread, each with a count of one kind, such as page faults.
 
-    The intervals leave out the time in which the thread waited for communication.
+    The intervals do not contain time in which the thread waited for communication.
     """
 
     at: Stretches
@@ -278,7 +269,7 @@ class ExposedSpread:
         return ExposedSpread(at, rate[row] * at.length_ns)
 
     def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Count within each window; each count is spread evenly over its interval."""
+        """Returns the count in each window; a count is spread evenly over its interval."""
         if not self.amount.any():  # most counts of most ranks are 0
             return np.zeros(len(begin_ns))
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
@@ -313,8 +304,8 @@ def _delays(row: Ints, amount: Ints, at: Stretches) -> ExposedSpread:
 def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, ExposedSpread]:
     """Returns the Linux kernel counts in ``columns.HOST_COUNTS``, such as page faults, by name.
 
-    The increase between two readings is spread evenly over the time in which the training thread
-    neither waited for communication nor was paused.
+    The increase between two readings is spread evenly over the time between the readings, without
+    waiting and pauses.
     """
     counts = columns.host_counts(trace)
     readings = next(iter(counts.values()))  # all counts are read at the same times
@@ -333,13 +324,12 @@ def _outside_of_waiting(
 ) -> tuple[Ints, Ints, Stretches]:
     """Cuts waiting and pauses out of the intervals of ``found``.
 
-    ``found`` holds readings of a Linux kernel count, such as run delay; a reading covers the
-    interval since the previous reading. A thread that waits for communication needs no core, so the
-    amount of a reading belongs to the rest of its interval.
+    ``found`` holds readings of a Linux kernel counter. A reading covers the interval since the
+    previous reading.
 
     Returns:
-        Three values: for each remaining interval, the index of its reading; the amount of each
-        reading; the remaining intervals.
+        The index of the reading of each remaining interval; the amounts of the readings; the
+        remaining intervals.
     """
     mine = found.thread == thread
     if not mine.any():

@@ -1,13 +1,12 @@
-"""Joins the tables of neighbouring ranks to blocks, each of which is computed like one rank.
+"""Joins the tables of neighbouring ranks to blocks. A block is computed like one rank.
 
-The computation for one rank takes hundreds of numpy calls. If a rank has only a few thousand
-records, the calls cost more than the work in them. So several ranks are computed as one block: the
-times of each rank are shifted so that no interval of one rank touches another's, and the ids of
-backward passes and operations are shifted too. Results have a row per step, interval or call, and
-are then split by rank.
+The computation for one rank takes hundreds of numpy calls. If ranks have few records, these calls
+cost more than the work in them. A block needs the calls only once for all its ranks. In a block,
+times are shifted so that the intervals of different ranks do not touch. The ids of backward passes
+and operations are shifted too. The results are split by rank.
 
-A block's time span is limited, so that sums of its times keep their digits in a float. A rank that
-cannot be joined is a block of its own, with its own trace.
+A block's time span is limited, because its times are summed as floats. A rank that cannot be joined
+is a block of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from commprof.trace.schema import MOMENTS, Kind, Records
 
 Column = npt.NDArray[Any]
 
-#: Longest time span of a block in ns: as a float, a sum up to this is exact to 1e-5 ns.
+#: Longest time span of a block in ns. As a float, a time up to this is exact to 1e-5 ns.
 _LONGEST_NS = 2**37
 #: Least time between the records of two ranks of a block.
 _APART_NS = 10_000_000
@@ -58,14 +57,14 @@ _TRAINING, _OTHER = 1, 2
 
 @dataclass(frozen=True)
 class RankBlock:
-    """Neighbouring ranks that are computed as one."""
+    """Neighbouring ranks that are computed like one rank."""
 
     #: Index of the first rank of the block among all ranks.
     first: int
-    #: Holds the joined tables of the block's ranks, except for their calls; for a block of one
-    #: rank, the rank's own trace.
+    #: Trace with the joined tables of the block's ranks, but without calls. For a block of one
+    #: rank, this is the rank's own trace.
     trace: Trace
-    #: Per rank: the time at which its records begin, as shifted for the block.
+    #: Per rank: shifted time at which its records begin.
     begins_ns: Ints
     #: Per rank: number that was added to its times.
     shift_ns: Ints
@@ -73,12 +72,10 @@ class RankBlock:
     task_shift: Ints
     #: Per rank: number that was added to its ids of operations.
     call_shift: Ints
-    #: Training thread of each rank.
     threads: Ints
-    #: First row of each rank among the block's calls; the next field is its first row among the
-    #: block's steps.
-    #: The last entry of each array is the total number of rows.
+    #: First row of each rank among the block's calls; the last entry is the number of calls.
     calls: Ints
+    #: First row of each rank among the block's steps; the last entry is the number of steps.
     steps: Ints
     #: Calls of each rank, with the rank's own times and ids.
     tables: Sequence[Collectives]
@@ -93,7 +90,7 @@ class RankBlock:
         return slice(self.first, self.first + len(self))
 
     def rank_at(self, time_ns: Ints) -> Ints:
-        """Returns for each of the block's times the index of its rank in the block."""
+        """Returns, per shifted time, the index of its rank in the block."""
         return np.maximum(0, np.searchsorted(self.begins_ns, time_ns, side="right") - 1)
 
     def arrivals(self, of_ranks: Sequence[Arrivals]) -> Arrivals:
@@ -116,7 +113,7 @@ class RankBlock:
         )
 
     def join_calls(self, of_ranks: Sequence[Collectives]) -> Collectives:
-        """Joins the calls of the ranks of the block; the block does not keep them."""
+        """Joins the calls of the ranks of the block; the block does not keep the result."""
         if len(self) == 1:
             return of_ranks[0]
         count = np.diff(self.calls)
@@ -131,13 +128,12 @@ class RankBlock:
         )
 
     def find_exposures(self, calls: Collectives) -> None:
-        """Finds the waiting of all ranks together, and caches it for ``exposures_of`` of the block.
+        """Computes ``exposures_of`` of the block's trace, and caches the result.
 
-        Afterwards the block no longer holds its waits; a block of several ranks also drops the
-        calls.
+        Then frees the block's waits, which are no longer needed.
 
         Args:
-            calls: calls of all ranks, as :meth:`join_calls` joins them.
+            calls: result of :meth:`join_calls`.
         """
         if len(self) > 1:
             keep(self.trace, columns.collectives, calls)
@@ -149,7 +145,7 @@ class RankBlock:
     def exposures_of_ranks(self) -> tuple[Exposures, Ints]:
         """Returns the waiting of all ranks, with each rank's own times and ids.
 
-        Also returns the first row of each rank, and then the number of all rows.
+        Also returns the first row of each rank; the last entry is the number of rows.
         """
         found = exposures_of(self.trace)
         if len(self) == 1:
@@ -166,7 +162,7 @@ class RankBlock:
         return whole, np.searchsorted(rank, np.arange(len(self) + 1))
 
     def hand_tables_to(self, traces: Sequence[Trace]) -> None:
-        """Gives each rank its own ``exposures_of`` and ``device_times``; they leave this object."""
+        """Moves ``exposures_of`` and ``device_times`` from the block to its ranks."""
         if len(self) == 1:
             return
         whole, first = self.exposures_of_ranks()
@@ -219,15 +215,11 @@ def alone(place: int, trace: Trace) -> RankBlock:
 
 
 def _device_rows(trace: Trace) -> int:
-    """Returns the number of a rank's kernels and copies.
-
-    Each kernel or copy counts like a call in the limit of ``MOST_ROWS`` calls per block.
-    """
     return 0 if trace.device_activity is None else sum(map(len, trace.device_activity.kinds))
 
 
 def _keep_steps(traces: Sequence[Trace], records: JoinedRecords) -> None:
-    """Gives each rank its ``columns.steps``, unless its steps end at backward passes."""
+    """Caches ``columns.steps`` of each rank, except for steps that end at backward passes."""
     count = records.counts(Kind.STEP)
     begins_ns, step, aux, seq, thread = (
         records.recorded(Kind.STEP, name)
@@ -254,10 +246,10 @@ def _keep_steps(traces: Sequence[Trace], records: JoinedRecords) -> None:
 def _shapes(
     traces: Sequence[Trace], records: JoinedRecords, spans: Sequence[tuple[int, int] | None]
 ) -> list[tuple[bool, ...] | None]:
-    """Returns which kinds of data each rank has; all ranks of a block must have the same kinds.
+    """Returns which kinds of data each rank has; None if the rank cannot be joined.
 
-    The kinds are finalised backward passes of the training thread, activity of a device, and
-    kernels of communication in this activity. None if the rank cannot be joined.
+    All ranks of a block must have the same kinds of data. The kinds are finalised backward passes
+    of the training thread, activity of a device, and kernels of communication.
     """
     steps = tables_of(traces, columns.steps)
     known = np.array([span is not None for span in spans], dtype=np.bool_)
@@ -312,10 +304,10 @@ def _block(
     spans: Sequence[tuple[int, int]],
     of_all: JoinedRecords,
 ) -> RankBlock | None:
-    """Joins ranks; None if they cannot be joined after all.
+    """Joins ranks to a block; None if they cannot be joined.
 
     Ranks cannot be joined if only some of them finalised backward passes in the training thread, or
-    if their shifted ids would be too large.
+    if shifted ids would be too large.
     """
     length_ns = np.array([until - begin for begin, until in spans])
     begins_ns = np.cumsum(length_ns) - length_ns + _APART_NS
@@ -354,8 +346,7 @@ def _block(
     phases, count = columns.phases(source), records.counts(Kind.PHASE)
     keep(trace, columns.phases, ranks.of_block(phases, count))
     keep_rows(traces, columns.phases, ranks.as_recorded(phases, count), count)
-    # Only the figures of a block need these tables; a rank makes its own tables when they are
-    # needed.
+    # Only the block gets these tables: a rank makes its own tables when they are needed.
     for make, kind in (
         (columns.waits, Kind.WAIT),
         (columns.pauses, Kind.PAUSE),
@@ -390,11 +381,7 @@ def _block(
 
 
 def _helpers_cpu(traces: Sequence[Trace], records: JoinedRecords, delays: Spans) -> Spans:
-    """Returns ``columns.helpers_cpu`` of a block.
-
-    It is not computed from the block's trace, because ranks of a block may differ in their numbers
-    of intra-op threads.
-    """
+    """Like ``columns.helpers_cpu``, but the ranks may differ in their intra-op threads."""
     alone = np.array(list(map(columns.has_one_thread, traces)))
     cpu_ns = columns.ints(records.column(Kind.RUN_DELAY, "bytes_out"))
     return replace(delays, key=np.repeat(alone, records.counts(Kind.RUN_DELAY)) * cpu_ns)
@@ -402,8 +389,6 @@ def _helpers_cpu(traces: Sequence[Trace], records: JoinedRecords, delays: Spans)
 
 @dataclass(frozen=True)
 class _Ranks:
-    """Ranks of a block; converts tables that hold the rows of one rank after the other."""
-
     traces: Sequence[Trace]
     threads: Ints
     shift_ns: Ints
@@ -411,16 +396,15 @@ class _Ranks:
     task_shift: Ints
 
     def as_recorded(self, spans: Spans, count: Sequence[int] | Ints) -> Spans:
-        """Returns a table with each rank's own times."""
+        """Undoes the shift of times."""
         return shifted(spans, -np.repeat(self.shift_ns, count))
 
     def of_block(self, spans: Spans, count: Sequence[int] | Ints) -> Spans:
-        """Returns a table whose thread is ``_TRAINING`` for training threads, else ``_OTHER``."""
         thread = _block_threads(spans.thread, np.repeat(self.threads, count))
         return replace(spans, thread=thread)
 
     def calls(self, calls: Collectives, count: Sequence[int] | Ints) -> Collectives:
-        """Returns the calls with each rank's own times and ids."""
+        """Undoes the shifts of times and ids."""
         passes, task = calls.graph_task, np.repeat(self.task_shift, count)
         return replace(
             shifted(calls, -np.repeat(self.shift_ns, count)),
@@ -434,5 +418,5 @@ def _block_threads(thread: Ints, training: Ints) -> Ints:
 
 
 def joined_tables(tables: Sequence[Table]) -> Table:
-    """Returns the rows of some tables as one table."""
+    """Joins the rows of several tables to one table."""
     return map_columns(lambda *columns_: joined_column(columns_), *tables)

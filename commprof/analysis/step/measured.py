@@ -1,8 +1,7 @@
 """Brings the traces of one world size onto a common clock, and selects the measured steps.
 
-Warm-up steps and steps that some rank did not complete are left out. This module also recognises
-traces of a trial that switched settings, and counts the samples that a script's DataLoaders
-returned within a step.
+Warm-up steps, and steps that some rank did not complete, are left out. This module also recognises
+trials, which switch between settings, and counts the samples that a script reads.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ from commprof.trace.schema import Kind, Phase
 
 
 def samples_read(traces: Sequence[Trace], step: Ints) -> list[float]:
-    """Number of samples in the batches that each rank's training thread read in the given steps.
+    """Returns, per rank, how many samples the training thread read in these steps.
 
-    NaN if the thread read no batch, or a batch whose samples cannot be counted.
+    NaN if the thread read no batch, or if the number of samples in some batch is unknown.
     """
     samples = columns_of([trace.records for trace in traces], Kind.PHASE, "seq").astype(np.int64)
     if not samples.any():
@@ -83,7 +82,7 @@ def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
     Args:
         steps: steps of one rank.
         measured: indices of the steps in which events are counted.
-        begin_ns: when each event began.
+        begin_ns: begin of each event.
     """
     chosen = np.isin(steps.index, measured)
     if not chosen.any():
@@ -93,7 +92,7 @@ def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
 
 
 def backward_passes(trace: Trace, measured: Ints) -> int:
-    """Returns the training thread's median number of backward passes per step in ``measured``."""
+    """Returns the training thread's median number of backward passes per measured step."""
     return median_per_step(columns.steps(trace), measured, backward_begins(trace))
 
 
@@ -104,19 +103,18 @@ def backward_begins(trace: Trace) -> Ints:
     return phases.begin_ns[mine]
 
 
-#: A step is long enough for warm-up only if it is this many robust standard deviations above the
-#: later steps' median.
+#: A long step exceeds the median of the later steps by this many robust standard deviations.
 _DEVIATIONS = 5.0
-#: A step is long enough for warm-up only if it also takes this many times the later steps' median.
+#: A long step also takes more than this many times the median of the later steps.
 _LONGER = 1.1
 
 
 def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.uint64]) -> int:
-    """Returns the number of warm-up steps: 1 to half of all steps; 0 if there are fewer than two.
+    """Returns the number of warm-up steps, at most half of all steps.
 
-    The first step is always warm-up: it allocates memory, and DDP rebuilds its buckets after it.
-    Later steps are warm-up as long as their collectives differ from those of every step of the
-    run's second half, or as long as they are far longer than the steps of the second half.
+    The first step is warm-up: it allocates memory, and DDP rebuilds its buckets after it. Warm-up
+    continues while a step takes far longer than the steps of the run's second half, or has a
+    sequence of collectives that no step of the second half has. A run of one step has no warm-up.
 
     Args:
         wall_ns: length of each step on its slowest rank.
@@ -137,7 +135,7 @@ def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.ui
 
 
 def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
-    """Returns a number per step, equal for steps with the same sequence of operations and sizes."""
+    """Returns a hash of each step's sequence of operations and their sizes."""
     first = np.searchsorted(table.issue_ns, steps.begin_ns)
     last = np.searchsorted(table.issue_ns, steps.end_ns)
     content = np.stack([table.op, table.bytes_in], axis=1)
@@ -151,15 +149,15 @@ def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
 
 
 def in_turns(run: WorldRun) -> bool:
-    """True if a trial began in some rank's trace: its candidate settings take turns."""
+    """True if some rank's trace contains the begin of a trial, which switches between settings."""
     return any(trial_of(trace) is not None for trace in run.traces.values())
 
 
 def trial_of(trace: Trace) -> dict[str, Any] | None:
     """Returns the trial that began in this trace; None if there was none.
 
-    Metadata of later traces of the same process name the trial too, but no step of those traces
-    contains the trial's begin.
+    Later traces of the same process name the trial in their metadata too, but the trial did not
+    begin in one of their steps.
     """
     trial: dict[str, Any] | None = trace.metadata.get("trial")
     if trial is None:
@@ -173,11 +171,11 @@ def trial_of(trace: Trace) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The left-out steps of a run with too many steps, see ``StepWindows.kept``."""
+    """Steps whose parts are not kept in a run with too many steps; see ``StepWindows.kept``."""
 
-    #: Number of measured steps whose parts are not kept.
+    #: Number of these steps; only measured steps count.
     steps: int
-    #: Mean wall time of the slowest rank, over all measured steps.
+    #: Mean wall time of the slowest rank, over all measured steps, including the kept steps.
     mean_ns: float
 
 
@@ -189,11 +187,11 @@ class MeasuredSteps:
     ranks: list[int]
     #: Traces as they were written.
     recorded: list[Trace]
-    #: Traces on rank 0's clock if clocks can be compared; if a trace has events of a device, with
+    #: Traces on rank 0's clock, if the clocks can be compared. A trace with events of a device has
     #: the times of these events.
     traces: list[Trace]
-    #: Parts of the steps of all ranks, warm-up included. Left out are steps that some rank did not
-    #: complete, steps that measure overhead after training, and steps of several iterations.
+    #: Parts of the steps of all ranks, including warm-up. Only steps that all ranks completed are
+    #: included. Steps that measure overhead, and steps of several iterations, are left out.
     parts: RankParts
     #: Number of leading steps in ``parts`` that count as warm-up.
     warmup: int
@@ -213,10 +211,10 @@ class MeasuredSteps:
 
     @cached_property
     def on_host(self) -> list[Trace]:
-        """Traces whose steps and phases are those of the host's threads, with cached tables.
+        """Traces with the steps and phases of the host's threads.
 
-        These are ``traces``, or, if one of them is on a device's timeline, ``recorded``: on a
-        device's timeline phases are those of the device, and steps may be missing.
+        These are ``traces``, or ``recorded`` if a trace has times of a device: phases on a device
+        differ from phases on the host, and steps may be missing.
         """
         on_device = any(map(has_device_times, self.recorded))
         return self.recorded if on_device else self.traces
@@ -234,8 +232,7 @@ class MeasuredWorld(MeasuredSteps):
     tables: Sequence[Collectives]
     #: Assignment of the tables' rows to collectives.
     matching: Matching
-    #: All steps of a long run, from which these steps are a sample; None if the run is not long.
-    #: ``whole`` has no table of calls, which would need too much memory.
+    #: All steps of a long run, without their calls; None if the run is not long.
     whole: MeasuredSteps | None = None
 
     @property
@@ -249,10 +246,10 @@ class Observed:
     """One rank's measured steps, together with its whole trace."""
 
     trace: Trace
-    #: Collectives of all ranks.
     tables: Sequence[Collectives]
-    #: Measured steps of all ranks; the next field is this rank's index among the ranks.
+    #: Measured steps of all ranks.
     parts: RankParts
+    #: Index of this rank in ``tables`` and ``parts``.
     index: int
 
     @property
@@ -287,8 +284,9 @@ def measured_world(
 
     Args:
         run: the ranks' recordings.
-        watch: called with the calls of all steps; in a long run once per window of steps.
-        all_calls: True to hold the calls of all steps at once, even for a long run.
+        watch: is called with the calls of all steps. In a long run, it is called once per window
+            of steps.
+        all_calls: True to hold the calls of all steps in memory, even for a long run.
     """
     usable = sorted(run.traces)
     if not usable:
@@ -317,7 +315,7 @@ def _long_world(
     cut: StepWindows,
     watch: Callable[[MeasuredWorld], None] | None,
 ) -> MeasuredWorld:
-    """Measures all steps of a long run in windows, then the calls of a sample of them."""
+    """Measures the steps of a long run in windows, then the calls of a sample of the steps."""
     clocks = rank_clocks(recorded)
     stretches = cut.kept(len(ranks))
     kept_steps = np.concatenate(stretches)
@@ -366,9 +364,9 @@ def _long_world(
 def _left_out(
     recorded: list[Trace], steps: Ints, kept_steps: Ints, measured_steps: Ints
 ) -> LeftOut:
-    """Returns how many measured steps are not in ``kept_steps``, and the mean length of all.
+    """Counts the measured steps that are not kept, and computes the mean of all measured steps.
 
-    All steps before the first measured step are warm-up, whether they are kept or not.
+    All steps before the first of ``measured_steps`` are warm-up.
     """
     steps = steps[steps >= measured_steps[0]]
     slowest: Floats = np.zeros(len(steps))
@@ -382,8 +380,6 @@ def _left_out(
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls of all ranks, and the parts of each rank's complete steps."""
-
     ranks: list[int]
     recorded: list[Trace]
     traces: list[Trace]
@@ -394,12 +390,10 @@ class _Calls:
     clock_error_us: float
 
     def signatures(self, step: Ints) -> npt.NDArray[np.uint64]:
-        """Returns :func:`step_signatures` of the first rank's steps with these numbers."""
         steps = columns.steps(self.traces[0])
         return step_signatures(steps, self.tables[0])[np.isin(steps.index, step)]
 
     def world(self, parts: RankParts, warmup: int, merged: int) -> MeasuredWorld:
-        """Returns a ``MeasuredWorld`` of these calls and of the steps in ``parts``."""
         return MeasuredWorld(
             ranks=self.ranks,
             recorded=self.recorded,
@@ -479,5 +473,4 @@ def _trained_parts(
 
 
 def _trained_steps_of(numbers: Ints, trained: int, merged: set[int]) -> Ints:
-    """Selects the steps below ``trained``, except those in ``merged``."""
     return numbers[(numbers < trained) & ~np.isin(numbers, list(merged))]

@@ -1,24 +1,20 @@
-"""Points of the program at which two ranks met.
+"""Finds the points of the program at which two ranks met.
 
-Consider a collective in which every rank waits for all ranks, and two of its ranks. When it ends,
-the training thread of each of the two stands at its wait for the collective, or has not reached
-this wait yet. The two ranks *meet* there if at least one of the threads stands. (DDP's finalisation
-is one wait for all buckets of its backward pass, and ends with the last of them.) Third ranks make
-no difference. For example, if one rank is still in backward when another rank waits for an early
-bucket, the two do not meet there.
+Take a collective in which every rank waits for all ranks, and two of its ranks. When the collective
+ends, the training thread of each rank is waiting for the collective, or has not begun to wait. The
+two ranks *meet* there if at least one of the two threads is waiting. Third ranks do not matter.
+DDP's finalisation counts as one wait for all buckets of its backward pass.
 
-If both threads stand, both ranks leave the same point of the program at the same time. If only one
-stands, the other rank is behind: between its issue of the collective and its wait. The work of the
-two ranks is then compared from the time at which each of them issued the collective. Waiting and
-transfer while a thread stands do not count.
+If both threads are waiting, both ranks leave the same point of the program at the same time. If
+only one thread is waiting, the other rank is behind. The work of the two ranks is then compared
+from the time at which each rank issued the collective. Waiting and transfer at the meeting do not
+count.
 
-A meeting counts for a later wait if both ranks have left the meeting before: the late rank before
-it arrives at the later collective, the waiting rank before it begins to wait. So the ranks do not
-meet between two buckets of one backward pass: each issues all of them before it waits for the
-first.
+A meeting can explain a later wait only if both ranks have left the meeting before: the late rank
+before it arrives at the later collective, and the waiting rank before it begins to wait.
 
-In a point-to-point message or a collective with a root, two ranks meet when one arrives while the
-other waits for it.
+In a point-to-point message or a collective with a root, two ranks meet when one rank arrives while
+the other rank waits for it.
 """
 
 from __future__ import annotations
@@ -45,17 +41,15 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stretch(FieldGroup):
-    """For each wait: a rank's time since its last meeting with the other rank of this wait.
+    """Intervals of ranks, one interval per wait.
 
-    The two ranks are the one that waits and the one that is waited for. Each has a stretch, and
-    the two stretches are compared.
+    An interval begins when the rank that waits and the rank that is waited for last met.
     """
 
-    #: 0 if the two ranks have not met before.
+    #: 0 if the two ranks have not met.
     begin_ns: Ints
-    #: The rank's training thread waited at the meeting from ``stood_ns`` to ``left_ns``; its
-    #: waiting and transfer there do not count. Both times equal ``begin_ns`` if the thread did not
-    #: wait there, or if the stretch begins when the rank left the meeting.
+    #: From ``stood_ns`` to ``left_ns``, the training thread waited at the meeting; this time does
+    #: not count. Both times equal ``begin_ns`` if there is no such time in the interval.
     stood_ns: Ints
     left_ns: Ints
     end_ns: Ints
@@ -71,19 +65,19 @@ class Stretch(FieldGroup):
 
 @dataclass(frozen=True)
 class Wait:
-    """Waits, one per row, of one rank for another; small numbers may be stored in 4 bytes."""
+    """Waits of one rank for another rank, one wait per row."""
 
     #: Index of the rank that waits.
     place: Narrow
     #: Index of the rank that is waited for.
     late: Narrow
-    #: Number of the call.
+    #: Number of the call, the same on all ranks.
     number: Narrow
     #: Time at which the training thread began to wait.
     stood_ns: Ints
 
     def of(self, rows: slice) -> Wait:
-        """Returns some of the waits, with numbers of 8 bytes."""
+        """Returns some of the waits, with all numbers as 64-bit integers."""
         place, late, number = (
             column[rows].astype(np.int64) for column in (self.place, self.late, self.number)
         )
@@ -92,7 +86,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class _Stops:
-    """Waits of training threads for calls: one row per rank and call, sorted by rank and number."""
+    """Waits of training threads for calls, sorted by rank, then by number of the call."""
 
     rank: Narrow
     number: Narrow
@@ -104,12 +98,11 @@ class _Stops:
     stood: Mask
 
     def of(self, rows: Ints | slice) -> _Stops:
-        """Returns some of the rows."""
         return rows_of(self, rows)
 
 
 class _Calls:
-    """Calls of all ranks, sorted by rank, then by number."""
+    """Calls of all ranks, sorted by rank, then by number of the call."""
 
     def __init__(
         self,
@@ -118,13 +111,12 @@ class _Calls:
         arrivals: Sequence[Arrivals],
         exposed: Sequence[Exposures],
     ) -> None:
-        """All lists have one entry per rank."""
         buckets = [of_rank.buckets for of_rank in arrivals]
         first_call = firsts_of(tables)
         first_bucket = firsts_of(buckets)
         of_call = joined(arrivals, "collective")
         number = _both(of_call, joined(buckets, "number"))
-        #: The numbers of calls are below this.
+        #: All numbers of calls are smaller than this.
         self.count = 1 + int(number.max(initial=-1))
         rank = _both(ranks_of(first_call), ranks_of(first_bucket))
         rows = _rows(number >= 0)
@@ -145,15 +137,15 @@ class _Calls:
             self._key = key
         del key
         op = _both(joined(tables, "op"), np.full(int(first_bucket[-1]), -1))[rows]
-        #: True for calls in which a rank may not wait for all others: messages, and calls with a
-        #: root.
+        #: True for messages and for calls with a root, in which some rank does not wait for all
+        #: other ranks.
         self.some_wait = among(op, *SOME_WAIT)
         self.is_message = among(op, *POINT_TO_POINT)
         del op
         self.arrived_ns = _both(joined(tables, "issue_ns"), joined(buckets, "ready_ns"))[rows]
         stops = _stops(traces, tables, buckets, exposed, first_call, of_call, self.count)
-        #: When the training thread left its wait for the call; 0 if it did not wait. None if all
-        #: ranks wait for all others in each call.
+        #: When the training thread left its wait for the call; 0 if it did not wait. None if
+        #: ``some_wait`` is False for all calls.
         self.left_ns: Ints | None = None
         if self.some_wait.any():
             at = self.rows(stops.rank, stops.number)
@@ -163,11 +155,11 @@ class _Calls:
         self._stops = [stops]
 
     def taken_stops(self) -> _Stops:
-        """Returns the waits for calls in which every rank waits for all others, and frees them."""
+        """Returns the waits for calls without ``some_wait``; can be called only once."""
         return self._stops.pop()
 
     def rows(self, rank: Narrow, number: Narrow) -> Ints:
-        """Returns, per rank and number, the row of the rank's call with this number, or -1."""
+        """Returns the row of each rank's call with this number, or -1."""
         key = rank.astype(np.int64) * self.count + number
         if self._row is not None:
             return self._row[key].astype(np.int64)
@@ -177,14 +169,14 @@ class _Calls:
         return np.where(self._key[row] == key, row, -1)
 
     def look_up(self, values: Ints, rank: Narrow, number: Narrow) -> Ints:
-        """Returns, per rank and number, the call's entry in column ``values``; 0 without a call."""
+        """Returns the entry of each rank's call in the column ``values``; 0 if there is no call."""
         row = self.rows(rank, number)
         return np.where(row >= 0, values[row], 0) if len(values) else np.zeros_like(number)
 
     def ranks_of_numbers(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Returns, per number, the sum of ``values[rank]`` over the ranks that have this call."""
+        """Returns, per call number, the sum of ``values`` of the ranks that take part."""
         total, rank = np.zeros(self.count, dtype=np.uint64), ranks_of(self._first)
-        # A call may have several rows of a rank, which follow one another.
+        # If a rank has several rows of a call, these follow one another: only the first row counts.
         is_first = np.ones(len(rank), dtype=np.bool_)
         is_first[1:] = (self.number[1:] != self.number[:-1]) | (rank[1:] != rank[:-1])
         np.add.at(total, self.number[is_first], values[rank[is_first]])
@@ -192,23 +184,21 @@ class _Calls:
 
 
 def _both(of_calls: Ints, of_buckets: Ints) -> Ints:
-    """Concatenates a column of all ranks' calls and the same column of their buckets."""
     return np.concatenate((of_calls, of_buckets)) if len(of_buckets) else of_calls
 
 
 def _rows(chosen: Mask) -> Ints | slice:
-    """Returns the chosen rows; if all are chosen, a slice, which needs no copy."""
+    """Returns the chosen rows; a slice if all rows are chosen, because a slice needs no copy."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _in_order(key: Ints) -> Ints | slice:
-    """Returns the rows sorted by key; rows with equal keys keep their order."""
     is_sorted = (key[1:] >= key[:-1]).all()
     return slice(None) if is_sorted else np.argsort(key, kind="stable")
 
 
 class SharedCalls:
-    """Collectives and buckets of several ranks, and the meetings of pairs of ranks."""
+    """Finds the meetings of pairs of ranks at their collectives and buckets."""
 
     def __init__(
         self,
@@ -220,13 +210,13 @@ class SharedCalls:
         """All lists have one entry per rank. Times are on a common clock."""
         self._ranks = len(traces)
         self._calls = _Calls(traces, tables, arrivals, exposed)
-        #: Per set of ranks: their waits for calls of exactly this set.
+        #: Waits, grouped by the set of ranks that take part in the call.
         self._groups = _in_turn(self._calls, self._calls.taken_stops(), len(traces))
 
     def compared(self, waits: Wait) -> tuple[Stretch, Stretch]:
-        """Returns, for each wait, the stretch of the waiting rank and that of the late rank.
+        """Returns, for each wait, a stretch of the waiting rank and a stretch of the late rank.
 
-        The wait is explained by comparing the two. See :meth:`compared_in_parts`.
+        See :meth:`compared_in_parts`.
         """
         return next(self.compared_in_parts(waits, [slice(None)]))
 
@@ -235,20 +225,16 @@ class SharedCalls:
     ) -> Iterator[tuple[Stretch, Stretch]]:
         """Yields, for each part of the waits, the stretches of waiting ranks and of late ranks.
 
-        The late rank's stretch ends when it arrives at the call. The waiting rank's stretch ends
-        when this rank itself arrives at the call, so that both stretches hold the same part of the
-        program. For messages, calls with a root, and calls that another thread issued while the
-        rank waited, the waiting rank's stretch ends when it begins to wait.
+        The stretch of a rank ends when the rank arrives at the call. So both stretches contain the
+        same part of the program. In some cases, such as messages, the waiting rank's stretch ends
+        when this rank begins to wait.
         """
         met_ns = self._met_by_arrival(waits) if self._some_wait.any() else None
         for rows in parts:
             yield self._compared(waits.of(rows), None if met_ns is None else met_ns[rows])
 
     def _compared(self, waits: Wait, met_ns: Ints | None) -> tuple[Stretch, Stretch]:
-        """Does what :meth:`compared_in_parts` says, for one part of the waits.
-
-        ``met_ns``: per wait, the last time at which one rank arrived while the other waited, or 0.
-        """
+        """Like :meth:`compared_in_parts`, for one part; ``met_ns``: see :meth:`_met_by_arrival`."""
         own_ns, arrived_ns = (
             self._calls.look_up(self._calls.arrived_ns, rank, waits.number)
             for rank in (waits.place, waits.late)
@@ -281,11 +267,11 @@ class SharedCalls:
 
     @staticmethod
     def _take_part(waits: Wait, arrived_ns: Ints) -> Ints:
-        """Returns the rows whose late rank is not the waiting rank and did arrive at the call."""
+        """Returns the waits for another rank whose arrival is known."""
         return np.flatnonzero((arrived_ns > 0) & (waits.place != waits.late))
 
     def _met_in(self, group: _InTurn, waits: Wait, arrived_ns: Ints, rows: Ints) -> _Met:
-        """Returns the last meetings, at calls of one set of ranks, before the waits of ``rows``."""
+        """Finds the last meeting before each wait of ``rows``, at calls of one set of ranks."""
         turn = np.minimum(
             group.left_by(waits.place[rows], waits.stood_ns[rows]),
             group.left_by(waits.late[rows], arrived_ns[rows]),
@@ -312,13 +298,13 @@ class SharedCalls:
 
     @cached_property
     def _some_wait(self) -> Mask:
-        """Mask by number: True for messages and collectives with a root."""
+        """By number of the call: True for messages and collectives with a root."""
         chosen = np.zeros(self._calls.count, dtype=np.bool_)
         chosen[self._calls.number[self._calls.some_wait]] = True
         return chosen
 
     def _met_by_arrival(self, all_waits: Wait) -> Ints:
-        """Returns, per wait, the last time when one rank arrived while the other waited, or 0."""
+        """Returns when the ranks of each wait last met at a message or a call with a root, or 0."""
         waits, calls = all_waits.of(slice(None)), self._calls
         met_ns = np.zeros(len(waits.number), dtype=np.int64)
         arrived_ns = calls.look_up(calls.arrived_ns, waits.late, waits.number)
@@ -338,7 +324,7 @@ class SharedCalls:
             met = here[meetings[key]]
             met = met[np.argsort(arrived_ns[met], kind="stable")]
             mine = concerned[mine]
-            # The late rank must have left the meeting too, and may leave it long after it arrived.
+            # The late rank must have left the meeting too, perhaps long after its arrival.
             left = np.maximum.accumulate(left_ns[met])
             at = np.searchsorted(arrived_ns[met], waits.stood_ns[mine], side="right")
             at = np.minimum(at, np.searchsorted(left, arrived_ns[mine], side="right")) - 1
@@ -346,35 +332,33 @@ class SharedCalls:
         return met_ns
 
 
-#: Three things: rows of waits before which the two ranks had met; the time at which the late rank
-#: left the meeting; and the first three columns of ``Stretch``, for the waiting rank and for the
-#: late rank.
+#: Rows of the waits with an earlier meeting; times at which the late rank left the meeting; first
+#: three columns of ``Stretch``, for the waiting rank and for the late rank.
 _Met = tuple[Ints, Ints, tuple[tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]]
 
 _SEED = 20261124
-#: Calls are looked up in a table with an entry for each rank and call number, if this table has at
-#: most this many entries per recorded call.
+#: Largest size of the table that finds a call by its rank and number, in entries per recorded call.
 _DENSE = 4
-#: Number of waits for which meetings are found at a time.
+#: Number of waits that are handled together.
 _CHUNK = 1 << 16
 
 
 class _InTurn:
-    """The waits of one set of ranks for calls of exactly this set, in program order.
+    """Waits of one set of ranks for the calls in which exactly these ranks take part.
 
-    Waits are sorted by rank, then by turn: the position of the call among the set's calls, which is
-    the same on all ranks.
+    The waits are sorted by rank, then by turn. A call's turn is its position among the calls of the
+    set, in program order.
     """
 
     def __init__(self, stops: _Stops, ranks: int) -> None:
-        """``stops``: waits for calls of the set; ``ranks``: number of ranks of the job."""
+        """``ranks``: number of ranks of the job."""
         last_left = np.zeros(1 + int(stops.number.max()), dtype=np.int64)
         np.maximum.at(last_left, stops.number, stops.left_ns)
         used = np.zeros(len(last_left), dtype=np.bool_)
         used[stops.number] = True
         numbers = np.flatnonzero(used)
-        # Every rank leaves its waits in program order. So the calls' last times of leaving, over
-        # all ranks, are in program order too.
+        # Every rank leaves its waits in program order. Therefore calls that are sorted by the time
+        # at which the last rank left are in program order.
         place = np.zeros(len(last_left), dtype=np.int64)
         in_turn = numbers[np.argsort(last_left[numbers], kind="stable")]
         place[in_turn] = np.arange(len(numbers))
@@ -393,8 +377,8 @@ class _InTurn:
         del key
         self._begin_ns, self._left_ns = stops.begin_ns, stops.left_ns
         stood = np.where(stops.stood, place[stops.number].astype(np.int32), np.int32(-1))
-        #: By row: the latest turn, not after the row's own, in which the rank was already waiting
-        #: when the call ended; -1 if none.
+        #: By row: the latest turn up to this row in which the rank was already waiting when the
+        #: call ended; -1 if there is none.
         self._last_stood = accumulated(np.maximum, stood, self._first)
         del stood
         left_ns = accumulated(np.maximum, stops.left_ns, self._first)
@@ -405,24 +389,23 @@ class _InTurn:
         self._left_key = self._times.key(stops.rank, left_ns)
 
     def holds(self, rank: Narrow) -> Mask:
-        """True for ranks of the set."""
         mask: Mask = self._count[rank] > 0
         return mask
 
     def left_by(self, rank: Narrow, time_ns: Ints) -> Ints:
-        """Returns, per time, the turn of the last wait that the rank has left by then, or -1."""
+        """Returns, per time, the turn of the last wait that the rank left up to the time, or -1."""
         row = np.searchsorted(self._left_key, self._times.key(rank, time_ns), side="right") - 1
         return np.where(row >= self._first[rank], self._turn(rank, row), -1)
 
     def stood_by(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn, the latest turn up to this one with ``stood_at`` 1; -1 if none."""
+        """Returns, per turn, the latest turn up to it with ``stood_at`` 1, or -1."""
         row = self._row(rank, turn)
         return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
     def stood_at(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn: 1 if the rank was already waiting when the call ended.
+        """Returns, per turn, 1 if the rank was already waiting when the call ended.
 
-        0 if the rank began to wait later, or if the call's end is unknown; -1 if the rank did not
+        0 if the rank began to wait later, or if the call's end is unknown. -1 if the rank did not
         wait for the call.
         """
         row = self._row(rank, turn)
@@ -430,33 +413,29 @@ class _InTurn:
         return np.where(waited, (self._last_stood[row] == turn).astype(np.int64), -1)
 
     def times(self, rank: Narrow, turn: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns three values per turn at which the rank waited.
-
-        These are the number of the call, when the rank began to wait, and when it left.
-        """
+        """Returns, per turn, the number of the call, and the begin and end of the rank's wait."""
         row = self._row(rank, turn)
         return self._numbers[turn], self._begin_ns[row], self._left_ns[row]
 
     def _turn(self, rank: Narrow, row: Ints) -> Ints:
-        """Returns the turn of each row; any number if the row is not the rank's."""
         if self._key is None:
             return row - self._first[rank]
         return self._key[row] - rank * self._turns
 
     def _row(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn, the row of the rank's last wait up to this turn.
+        """Returns the row of the rank's last wait up to each turn.
 
         If there is none, returns the row before the rank's first row.
         """
-        if self._key is None:  # every rank of the set waited for every call
+        if self._key is None:
             return self._first[rank] + turn
         return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1
 
 
 def _in_turn(calls: _Calls, stops: _Stops, ranks: int) -> list[_InTurn]:
-    """Groups waits by the set of ranks that have the call; leaves out sets of one rank."""
+    """Groups waits by the set of ranks that take part in the call; drops sets of one rank."""
     salt = np.random.default_rng(_SEED).integers(2**63, size=ranks, dtype=np.uint64)
-    # A sum of random numbers identifies the set of ranks.
+    # The sum of its ranks' random numbers identifies a set of ranks.
     keys = calls.ranks_of_numbers(salt)
     is_used = np.zeros(len(keys), dtype=np.bool_)
     is_used[stops.number] = True
@@ -467,7 +446,6 @@ def _in_turn(calls: _Calls, stops: _Stops, ranks: int) -> list[_InTurn]:
 
 
 def _by_value(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> Iterator[tuple[int, Ints]]:
-    """Yields each value and the rows that have it."""
     if len(values) == 0:
         return
     order = np.argsort(values, kind="stable")
@@ -486,22 +464,16 @@ def _stops(
 ) -> _Stops:
     """Returns the first wait of the training thread for each call.
 
-    Args:
-        traces: traces of the ranks.
-        tables: their collectives.
-        buckets: arrivals of their buckets.
-        exposed: their exposures.
-        first_call: index of each rank's first collective, then the number of all collectives.
-        of_call: for each collective of all ranks, the number of the call, the same on all ranks.
-        count: all these numbers are below this.
+    ``of_call``: for each collective of all ranks, the number of its call; ``count``: all these
+    numbers are smaller than this.
     """
     collective = joined(exposed, "collective")
     waits = _rows((joined(exposed, "graph_task") < 0) & (collective >= 0))
     rank = ranks_of(firsts_of(exposed))[waits]
     row = collective[waits] + first_call[rank]
     del collective
-    # The end of a call is not taken from its wait: a wait that did not block may return long after
-    # the end of the call.
+    # A wait that did not block may return long after the end of the call. So its return does not
+    # count as the end of the call.
     known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
     of_passes = _passes(traces, tables, buckets, of_call, known_ns)
     number, call_ns = of_call[row], known_ns[row]
@@ -534,14 +506,11 @@ def _passes(
     of_call: Ints,
     known_ns: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
-    """Returns five columns with a row for each DDP finalisation; None if there are none.
+    """Returns DDP's finalisations in five columns; None if there are none.
 
-    The columns are: the finalisation's rank; the largest number of a call in its backward pass (the
-    same on all ranks; -1 if the pass has no calls); the finalisation's start; the finalisation's
-    end; the end of the last call of the pass.
-
-    ``known_ns``: end of each collective of all ranks, 0 if not known. The other arguments are as
-    for :func:`_stops`.
+    The columns are: the rank; the largest number of a call in the backward pass, or -1 if the pass
+    has no calls; the start; the end; the end of the pass's last call. ``known_ns``: end of each
+    collective, 0 if unknown.
     """
     passes = tables_of(traces, columns.finalizations)
     first_pass = firsts_of(passes)

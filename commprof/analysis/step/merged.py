@@ -1,7 +1,7 @@
-"""Detected steps that hold several iterations in one.
+"""Finds steps that hold several iterations.
 
-If a script marks no steps, each update of its parameters ends a step. An iteration without an
-update then belongs to the next step.
+If a script marks no steps, each update of the parameters ends a step. An iteration without an
+update is then counted as a part of the next step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from commprof.trace.schema import Phase
 def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None = None) -> set[int]:
     """Returns the indices of the steps that hold several iterations on some rank.
 
-    Such a step holds m >= 2 times the rank's usual number of backward passes that communicated, and
-    fewer than m times its usual number of updates. A number is usual if more than half of all steps
-    have it. A rank without usual numbers has no merged step.
+    Such a step holds m >= 2 times the usual number of communicating backward passes, but fewer than
+    m times the usual number of updates. A number is usual if more than half of the rank's steps
+    have it. A rank without usual numbers has no such steps.
 
     Args:
         traces: traces of the ranks.
-        tables: their collectives; None to search the records instead, without making tables.
+        tables: collectives of the ranks; None to search the records instead.
     """
     every = tables_of(traces, columns.steps)
     sources = of_tables(every, "source")
@@ -50,7 +50,7 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
     bounds = times.key(rank_of_step, begin_ns), times.key(rank_of_step, end_ns)
 
     def counted(rank_of_event: Ints, ended_ns: Ints) -> Ints:
-        """Counts the events in each step; an event at the end of a step belongs to this step."""
+        """Counts the events in each step; an event at the end of a step counts for that step."""
         ends = np.sort(times.key(rank_of_event, ended_ns))
         since, until = (np.searchsorted(ends, bound, side="right") for bound in bounds)
         return (until - since).astype(np.int64)

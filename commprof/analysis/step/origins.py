@@ -1,26 +1,24 @@
-"""Origins of every wait: the rank where it began, and the activity of that rank at the time.
+"""Finds where every wait began: the rank that caused the wait, and the activity of this rank.
 
 If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
-rank 0. Consider the last point of the program at which the two ranks met (see :mod:`meetings`).
-Each rank's interval lasts from this point until its arrival at the collective of the wait, so that
-both intervals hold the same part of the program. In its interval a rank waits for third ranks, or
-it works (in a phase), is paused, lacks a core or transfers. Let "third" be the time for which a
-rank waits for third ranks in its interval, and "own" the rest of the interval. The late rank
-exceeds the waiting rank by
+rank 0. For each wait, an interval of the late rank is compared with an interval of the waiting
+rank. Both intervals begin where the two ranks last met (see :mod:`meetings`), and end where the
+ranks arrive at the collective of the wait. So both intervals contain the same part of the program.
+Let "third" be the time for which a rank waits for third ranks in its interval, and "own" the rest
+of the interval: phases, pauses, time without a core, and transfers. The late rank exceeds the
+waiting rank by
 
     t = max(0, third_late - third_waiting) and o = max(0, own_late - own_waiting).
 
-The part t / (t + o) of the wait began on third ranks that the late rank waited for. It is
-distributed over the late rank's waits in its interval, and these are traced back in turn.
-The remaining part is distributed over the late rank's other activities (phases, pauses, time
-without a core, transfers) that took longer than on the waiting rank, in proportion to the extra
-time. So the causes of every wait add up to the wait exactly. In two cases the remaining part is
-attributed to the late rank with an unknown cause: if the two ranks have not met before, or if the
-extra times add up to less than a hundredth of the wait. In the second case, the late rank was
-behind already when they met.
+The part t / (t + o) of the wait began on third ranks. This part is distributed over the late rank's
+waits in its interval, and these waits are traced back in turn. The remaining part is distributed
+over the late rank's other activities that took longer than on the waiting rank, in proportion to
+the extra time. So the causes of a wait add up to the wait exactly. If the two ranks have not met,
+or if the extra times are less than a hundredth of the wait, the cause of the remaining part is
+unknown.
 
-(Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
-Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
+The method follows the delay costs of Boehme et al., "Identifying the Root Causes of Wait States in
+Large-Scale Parallel Applications", ACM TOPC 3:2, but compares intervals instead of call paths.
 """
 
 from __future__ import annotations
@@ -45,17 +43,14 @@ from commprof.trace.ranks import Narrow, RankRows, RankTables
 from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
-#: Activities explain a wait if they took longer on the late rank by this fraction of the wait.
+#: Activities explain a wait only if their extra time exceeds this fraction of the wait.
 _LEAST_SHARE = 0.01
 _UNKNOWN, _TRANSFER = CAUSES.index(UNKNOWN), CAUSES.index(TRANSFER)
 
 
 @dataclass(frozen=True)
 class Origins:
-    """Parts of the waits of a block of ranks, by the rank and activity that caused them.
-
-    All columns have the same length.
-    """
+    """Waits of a block of ranks, split by the rank and the activity that caused the wait."""
 
     #: Row of ``Exposures``; the parts of a row add up to its wait.
     exposure: Narrow
@@ -70,32 +65,27 @@ class Origins:
 
 @dataclass(frozen=True)
 class _Waits:
-    """Every wait of every rank, sorted by rank, and for each rank by the end of the wait.
+    """Waits of all ranks, sorted by rank, then by the end of the wait."""
 
-    ``place`` is the rank's index among the traces.
-    """
-
+    #: Index of the waiting rank among the traces.
     place: Narrow
     #: Row among the exposures of all blocks.
     row: Narrow
     #: Index of the rank that was waited for.
     late: Narrow
-    #: The first wait of each block, then the number of all waits.
+    #: Index of each block's first wait; the last entry is the number of waits.
     first: Ints
 
 
 @dataclass(frozen=True)
 class _Cells:
-    """Activities on which a late rank spent more time than the rank that waited for it.
-
-    Each explains a part of one wait. Sorted by wait.
-    """
+    """Activities that took longer on a late rank than on the waiting rank, sorted by wait."""
 
     #: Row of ``_Waits``.
     wait: Narrow
     cause: npt.NDArray[np.int8]
-    #: Fraction of that part of the wait that began on the late rank itself, which is the whole wait
-    #: in most cases. The fractions of a wait add up to 1.
+    #: Fraction that the activity explains of the part of the wait that began on the late rank. The
+    #: fractions of a wait add up to 1.
     share: Floats
 
     @classmethod
@@ -107,17 +97,17 @@ class _Cells:
 
 @dataclass(frozen=True)
 class _Through:
-    """Waits that began in part on third ranks that the late rank waited for."""
+    """Waits that began, at least in part, on third ranks that the late rank waited for."""
 
     wait: Ints
-    #: The late rank's time that explains the wait.
+    #: Interval of the late rank that explains the wait.
     explained_by: Stretch
     #: Fraction of the wait that began on third ranks.
     share: Floats
 
 
 class _Times:
-    """Activities of all ranks, block by block. A place is a rank's index among the traces."""
+    """Times of all ranks by activity. A place is a rank's index among the traces."""
 
     def __init__(self, blocks: Sequence[RankBlock], waits: Sequence[Waiting]) -> None:
         self._blocks = blocks
@@ -145,15 +135,9 @@ class _Times:
         stretch: Stretch,
         chosen: Ints,
     ) -> None:
-        """Adds ranks' times by activity to the columns ``spent_ns``; creates those that are None.
+        """Adds the times of the ``chosen`` rows to the columns ``spent_ns``, one per activity.
 
-        Args:
-            spent_ns: per activity a column with a row per stretch, see ``RankTime.spent``.
-            sign: factor of the added times, 1 or -1.
-            place: per row, the rank whose time it is.
-            stretch: per row, the interval whose time is added, except for waiting and transfer at
-                the meeting with which the interval begins.
-            chosen: the rows to which times are added.
+        ``sign``: 1 to add, -1 to subtract. Columns that are None are made.
         """
         block_of = self._block_of[place[chosen]]
         for number in np.unique(block_of).tolist():
@@ -166,10 +150,9 @@ class _Times:
                 column[rows] += sign * spent
 
     def all_waits(self, places: Ints) -> tuple[_Waits, Wait]:
-        """Returns the waits of all ranks, and what :mod:`meetings` needs of them.
+        """Returns the waits of all ranks twice: for this module, and for :mod:`meetings`.
 
-        Args:
-            places: index among the traces, by global rank.
+        ``places``: index among the traces, by global rank.
         """
         parts = [
             self._waits_of(*of_block, places)
@@ -184,11 +167,10 @@ class _Times:
     def _waits_of(
         self, block: RankBlock, time: RankTime, first_row: int, places: Ints
     ) -> tuple[Ints | Narrow, ...]:
-        """Returns columns of a block's waits: those of ``_Waits``, then those of ``Wait``."""
         rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
         end_ns = time.end_ns[rows]
-        # Sorted by their ends, the waits stay in the order of the block's ranks: the block's times
-        # are shifted so that each rank's times are later than those of the rank before it.
+        # A sort by end does not mix the ranks: in a block, the shifted times of a rank are later
+        # than all times of the rank before it.
         if (end_ns[1:] < end_ns[:-1]).any():
             rows = rows[np.argsort(end_ns, kind="stable")]
         place = block.first + block.rank_at(time.begin_ns[rows])
@@ -201,11 +183,9 @@ class _Times:
         )
 
     def ends_ns(self, waits: _Waits) -> Ints:
-        """Returns when each wait ended."""
         return self._of_waits(waits, "end_ns") - self.shift_ns[waits.place]
 
     def wait_ns(self, waits: _Waits) -> Floats:
-        """Returns how long each wait was."""
         return self._of_waits(waits, "wait_ns")
 
     def _of_waits(self, waits: _Waits, name: str) -> npt.NDArray[Any]:
@@ -235,7 +215,7 @@ def origins(
         traces: traces of the ranks, on a common clock.
         tables: collectives of each rank.
         arrivals: last arrivals at these collectives.
-        blocks: the ranks, joined; None for each rank alone.
+        blocks: blocks of the ranks; None to handle each rank alone.
         waits: split of each block's exposures into waiting and transfer.
     """
     if blocks is None or waits is None:
@@ -286,9 +266,9 @@ def _shared(
 def _explained(
     waits: _Waits, compared: Wait, times: _Times, shared: SharedCalls
 ) -> tuple[_Cells, _Through]:
-    """Finds the activities on which the late rank of each wait spent more time.
+    """Finds, for each wait, the activities that took longer on the late rank.
 
-    Only some blocks are handled at a time, because a table of all ranks' waits would be large.
+    Handles some blocks at a time, because a table of all ranks' waits would be large.
     """
     wait_ns = times.wait_ns(waits)
     none = np.zeros(0, dtype=np.int64)
@@ -312,14 +292,14 @@ def _explained(
     return joined_tables(cells), joined_tables(through)
 
 
-#: Number of waits for which a table of activities is made at a time.
+#: Number of waits in a table of activities.
 _ROWS = 1 << 14
-#: Least number of waits that are compared at a time, except for the last part.
+#: Least number of waits that are compared together, except for the last part.
 _PART = 1 << 15
 
 
 def _parts_of_waits(first: Ints) -> list[slice]:
-    """Divides waits into parts of whole blocks; ``first``: first wait of each block, then end."""
+    """Divides waits into parts of whole blocks; ``first``: as in ``_Waits``."""
     bounds = [0]
     for end in first[1:].tolist():
         if end - bounds[-1] >= _PART or end == first[-1] > bounds[-1]:
@@ -328,16 +308,16 @@ def _parts_of_waits(first: Ints) -> list[slice]:
 
 
 def _shares(excess: Sequence[Floats | None], wait_ns: Floats) -> tuple[Floats, Floats]:
-    """Divides waits among the activities on which the late rank spent more time.
+    """Divides waits among the activities that took longer on the late rank.
 
     Args:
-        excess: per activity, how much more time the late rank spent in it than the waiting rank;
-            None for no time in all rows. The last entry is waiting.
+        excess: per activity, the late rank's time minus the waiting rank's time; None if it is 0
+            in all rows. The last entry is waiting.
         wait_ns: the waits.
 
     Returns:
-        Two results: ``[wait, cause]``, fractions of what began on the late rank, which add up to 1;
-        and per wait, the fraction of it that began on third ranks that the late rank waited for.
+        Two results. First, ``[wait, cause]``: fractions of the part of the wait that began on the
+        late rank. Second, per wait: the fraction of the wait that began on third ranks.
     """
     own = np.zeros((len(wait_ns), WAITING + 1))
     for activity, column in enumerate(excess):
@@ -357,9 +337,9 @@ def _shares(excess: Sequence[Floats | None], wait_ns: Floats) -> tuple[Floats, F
 
 
 def _spent(time: RankTime, stretch: Stretch) -> Iterator[tuple[int, Floats]]:
-    """Yields the rank's time by activity in each stretch.
+    """Yields each activity and its time in each stretch.
 
-    Waiting and transfer at the meeting with which the stretch begins are left out.
+    Waiting and transfer at the meeting are left out.
     """
     stood = np.flatnonzero(stretch.stood_ns < stretch.left_ns)
     not_counted: dict[int, Floats] = {}
@@ -374,9 +354,9 @@ def _spent(time: RankTime, stretch: Stretch) -> Iterator[tuple[int, Floats]]:
 def _parts(
     waits: _Waits, cells: _Cells, through: _Through, times: _Times
 ) -> tuple[Narrow, Narrow, npt.NDArray[np.int8], Floats]:
-    """Returns all parts of all waits as four columns: wait, index of the rank, cause, fraction.
+    """Returns the parts of all waits in four columns: wait, index of the rank, cause, fraction.
 
-    The rows are in the order of the waiting ranks.
+    The rows are sorted by waiting rank.
     """
     carried = _carried_back(waits, cells, through, times) if len(through.wait) else {}
     if not carried:
@@ -401,17 +381,16 @@ def _parts(
     return wait[order], late[order], cause[order], share[order]
 
 
-#: Fractions of a wait by the rank's index and the cause; they add up to 1.
+#: Fractions of a wait, by index of the rank and by cause. The fractions add up to 1.
 _Fractions = dict[tuple[int, int], float]
 
 
 def _carried_back(
     waits: _Waits, cells: _Cells, through: _Through, times: _Times
 ) -> dict[int, _Fractions]:
-    """Returns, by wait, all parts of the waits that began, at least in part, on third ranks.
+    """Returns the parts of each wait that began, at least in part, on third ranks.
 
-    Waits are handled in the order of their ends. Waits that began on the late rank only, as most
-    do, are left out: ``cells`` has their parts.
+    Waits that began only on the late rank are left out: ``cells`` has their parts.
     """
     by_end = np.argsort(times.ends_ns(waits), kind="stable")
     turn = np.empty(len(by_end), dtype=np.int64)

@@ -1,16 +1,12 @@
-"""Overhead of commprof itself, from steps that alternate between capture on and off.
+"""Computes commprof's own overhead from steps with capture on and steps with capture off.
 
 The overhead is computed from two clocks: the CPU time of all ranks' training threads, and the
-slowest rank's wall time. Other programs and waiting hardly change the CPU time. A result counts
-only if its confidence interval is narrow enough.
+slowest rank's wall time. Waiting and other programs hardly change the CPU time.
 
-Steps drift and resemble their neighbours, so medians over all "on" and all "off" steps differ by
-more than the steps' own spread suggests. Therefore pairs of neighbours are compared: a step with
-capture on and one with capture off. The control compares the "off" steps of two successive pairs.
-The training loop draws at random which step of a pair comes first (``overhead_states``): the
-interval of the signed-rank test then keeps its confidence level whatever rhythm or trend the steps
-have. With a fixed order it does not: for simulated steps that repeat with a period of eight, only
-84 % of the 95 % intervals contained the true value.
+Step times drift, so neighbouring steps are compared: a step with capture on, and a step with
+capture off. As a control, steps with capture off are also compared with each other. The order of
+the steps in a pair is random (``overhead_states``). With a fixed order, a rhythm in the step times
+could look like overhead.
 """
 
 from __future__ import annotations
@@ -29,21 +25,18 @@ Samples = Sequence[tuple[str, float, float]]
 Timed = Sequence[tuple[str, float]]
 
 _LEAST_PAIRS = 2
-#: An interval is conclusive if its value differs from both bounds by at most this. The cost of
-#: recording is far lower, so a wider interval does not show whether recording cost anything.
+#: An interval is narrow enough if both bounds differ from its value by at most this. Recording
+#: costs far less, so a wider interval shows nothing.
 MOST_REACH = 0.02
 
 
 @dataclass(frozen=True)
 class OwnCost:
-    """Cost of capture, as ratios of step times; all times are wall times, or all are CPU times.
+    """Cost of capture, as ratios of step times: either wall times or CPU times."""
 
-    The control compares steps that both had capture off, to show how far chance moves a ratio.
-    """
-
-    #: Time of the step with capture on, divided by the time of the step with capture off, per pair.
+    #: Per pair of steps: time with capture on, divided by time with capture off.
     on_over_off: Interval
-    #: The same ratio for pairs of steps with capture off; its true value is 1.
+    #: Ratio of two steps with capture off. It shows how far chance moves a ratio from 1.
     control: Interval
     steps_on: int
     steps_off: int
@@ -74,15 +67,15 @@ class Overhead:
 
     @property
     def best(self) -> OwnCost:
-        """The cost in CPU time, which other programs disturb less; if unknown, in wall time."""
+        """The cost in CPU time if it is known, else the cost in wall time."""
         return self.cpu or self.wall
 
 
 def overhead(samples: Samples) -> Overhead | None:
     """Computes the overhead from labelled step times; None if there are too few pairs of steps.
 
-    Needed are at least two pairs of neighbouring steps with capture on in one step and off in the
-    other, and two control pairs with capture off in both steps.
+    The samples must contain at least two pairs of each kind: a step with capture on and a step with
+    capture off, and two steps with capture off.
 
     Args:
         samples: samples of one world size, in the order in which the steps ran.
@@ -93,8 +86,7 @@ def overhead(samples: Samples) -> Overhead | None:
 def pooled_overhead(runs: Sequence[Samples]) -> Overhead | None:
     """Like :func:`overhead`, but computes one overhead for all world sizes.
 
-    ``runs`` has the samples of each world size. Pairs of steps are formed within a world size and
-    then put together.
+    ``runs`` has the samples of each world size. Both steps of a pair have the same world size.
     """
     wall = _cost([[(label, wall) for label, wall, _ in samples] for samples in runs])
     cpu = [[(label, cpu) for label, _, cpu in samples] for samples in runs]
@@ -122,10 +114,10 @@ def _off(samples: Timed) -> Timed:
 
 
 def _pairs(samples: Timed, above: str) -> list[tuple[float, float]]:
-    """Returns the times of adjacent steps in pairs: first the time of the step labelled ``above``.
+    """Pairs the first step with the second, the third with the fourth, and so on.
 
-    The first step is paired with the second, the third with the fourth, and so on. A pair is left
-    out unless exactly one of its steps has this label.
+    Returns the two times of each pair: first the time of the step with label ``above``. A pair
+    counts only if exactly one of its steps has this label.
     """
     return [
         (first[1], second[1]) if first[0] == above else (second[1], first[1])

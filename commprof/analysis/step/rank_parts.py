@@ -1,8 +1,7 @@
-"""Parts of the same steps of all ranks, in tables ``[rank, step]``.
+"""Holds the parts of the steps of all ranks in tables ``[rank, step]``.
 
-A sum or a median over all ranks needs a few numpy calls on one table. With a :class:`Breakdown` per
-rank, each rank would need these calls; with thousands of ranks, the calls would then take longer
-than the arithmetic.
+A sum over all ranks needs a few numpy calls on one table. With a table per rank, thousands of ranks
+would need thousands of calls.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from commprof.trace.ranks import Narrow, firsts
 
 @dataclass(frozen=True)
 class PairWaits:
-    """Waiting of ranks for other ranks; pairs of ranks without waiting, the majority, are left out.
+    """Waiting of ranks for other ranks; pairs of ranks without waiting are left out.
 
-    A table of all pairs of ranks is made only where it is needed: of 4,096 ranks it takes 134 MB.
+    A table of all pairs would be large: for 4,096 ranks, it takes 134 MB.
     """
 
     #: Global ranks that were recorded.
     ranks: Ints
     world_size: int
-    #: Per pair: index of the waiting rank among the recorded ranks, global rank that is the root
-    #: cause, and time.
+    #: Per pair: index of the waiting rank among the recorded ranks.
     waiting: Narrow
+    #: Per pair: global rank that is the root cause.
     rank: Narrow
     wait_ns: Floats
 
@@ -67,8 +66,8 @@ class RankParts(Sequence[Breakdown]):
     def __init__(self, blocks: Sequence[Breakdown]) -> None:
         """Takes blocks of neighbouring ranks, whose columns are ``[rank, step, ...]``.
 
-        In ``Breakdown.caused`` of a block, the steps of its ranks are numbered one rank after the
-        other: from 0 for the first rank, then on for the next.
+        ``Caused.step`` of a block counts over all its ranks: the second rank's steps follow the
+        first rank's last step.
         """
         self._blocks = list(blocks)
         self._first = firsts([len(block.wall_ns) for block in blocks])
@@ -76,7 +75,7 @@ class RankParts(Sequence[Breakdown]):
 
     @classmethod
     def of(cls, parts: Sequence[Breakdown]) -> RankParts:
-        """Makes the tables of some ranks, which have the same steps."""
+        """Makes the tables of ranks that have the same steps."""
         if isinstance(parts, RankParts):
             return parts
         return cls([_table(part, 1, np.ones(len(part.step), dtype=np.bool_)) for part in parts])
@@ -130,7 +129,7 @@ class RankParts(Sequence[Breakdown]):
             if len(values) == 1:  # for example counts that are 0 on all ranks
                 shape = (len(self), *columns[0].shape[1:])
                 return np.broadcast_to(columns[0].reshape(-1)[:1].reshape(()), shape)
-        # A fixed order in memory, because the order decides how sums are rounded.
+        # The order in memory must always be the same, because it decides how sums are rounded.
         return np.ascontiguousarray(np.concatenate(columns))
 
     def sums(self, name: str) -> list[float]:
@@ -143,8 +142,8 @@ class RankParts(Sequence[Breakdown]):
     def caused(self) -> Caused:
         """Waiting of all ranks.
 
-        The rows in ``Caused.step`` count on from rank to rank: row 0 is the first rank's first
-        step, and the second rank's steps follow the first rank's last step.
+        ``Caused.step`` counts over all ranks: the second rank's steps follow the first rank's last
+        step.
         """
         return Caused.joined([block.caused for block in self._blocks])
 
@@ -200,15 +199,14 @@ class RankParts(Sequence[Breakdown]):
         return RankParts([map_columns(cut, block) for block in self._blocks])
 
     def in_one_block(self) -> RankParts:
-        """Returns a copy in one block; its columns are not views, which would keep tables alive."""
+        """Copies the parts to one block, so that the original tables can be freed."""
         return RankParts([map_columns(_of_all_ranks, *self._blocks)])
 
     @classmethod
     def joined(cls, windows: list[RankParts]) -> RankParts:
         """Joins windows of consecutive steps; each window must consist of one block.
 
-        Empties ``windows`` and frees each of their columns once it is joined, so that only one
-        column at a time is in memory twice.
+        Empties ``windows`` to save memory.
         """
         if len(windows) == 1:
             return windows.pop()
@@ -289,7 +287,7 @@ def parts_of(blocks: Sequence[BlockParts], numbers: Ints) -> RankParts:
 
 
 def _table(whole: Breakdown, ranks: int, chosen: npt.NDArray[np.bool_]) -> Breakdown:
-    """Makes columns ``[rank, step, ...]`` of the chosen rows of ``ranks`` ranks."""
+    """Turns the chosen rows into columns ``[rank, step, ...]``; ``ranks``: number of ranks."""
     numbers = np.flatnonzero(chosen)
     count = len(numbers)
     rows: Any = numbers
@@ -322,7 +320,7 @@ def _of_all_ranks(*columns: Any) -> Any:
 
 
 def _of_windows(parts: Sequence[Any], length: Sequence[int]) -> Any:
-    """Joins columns of all ranks along their steps; ``length``: number of steps of each part."""
+    """Joins columns along their steps; ``length``: number of steps of each part."""
     if isinstance(parts[0], Caused):
         return _caused_of_windows(parts, length)
     if not any(part.strides[0] for part in parts):

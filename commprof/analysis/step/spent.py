@@ -1,7 +1,7 @@
-"""Time that a rank's training thread spends in each activity that can make other ranks wait.
+"""Computes how long a rank's training thread spends in each activity.
 
-These activities are phases of work, pauses of the process, time without a core, transfers, and
-waiting for other ranks.
+The activities are phases of work, pauses of the process, time without a core, transfers, and
+waiting for other ranks. Each activity can make other ranks wait.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from commprof.trace.stretches import Windows, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
 
-#: Column of ``RankTime.spent`` with the waiting for other ranks. The columns before it are the
-#: entries of ``CAUSES`` before ``UNKNOWN``.
+#: Column of ``RankTime.spent`` for waiting. The columns before it are the entries of ``CAUSES``
+#: before ``UNKNOWN``.
 WAITING = CAUSES.index(UNKNOWN)
 _PAUSED, _NO_CORE, _TRANSFER = map(CAUSES.index, (HOST_PAUSE, NO_CORE, TRANSFER))
 
 
 class RankTime:
-    """Time of one rank: its waits, and its activities between any two moments."""
+    """Waits of one rank, and its time in each activity between any two moments."""
 
     def __init__(self, trace: Trace, exposed: Exposures, waiting: Waiting) -> None:
         """Takes a trace, its exposures, and their split into waiting and transfer."""
@@ -64,15 +64,14 @@ class RankTime:
             stretches(*(side[self._phase == phase] for side in self._phase_at))
             for phase in range(len(Phase))
         )
-        #: Run delay by phase.
         self._delays = [self._run_delay.within(each) for each in declared]
 
     @cached_property
     def stood_ns(self) -> Ints:
         """Per exposure: time at which the thread began to wait.
 
-        When DDP finalises a backward pass, it waits for one bucket after another. For all
-        exposures of such a pass, this time is the start of the first exposure.
+        All exposures at the end of a DDP backward pass count as one wait, which begins with the
+        first exposure.
         """
         task, result = self._exposed.graph_task, self.begin_ns
         if not (task >= 0).any():
@@ -81,7 +80,7 @@ class RankTime:
         return np.where(task >= 0, result[first][same.reshape(-1)], result)
 
     def waits_in(self, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
-        """Returns the rows of the waits that overlap a window, and the overlap of each in ns."""
+        """Returns the rows of the waits that overlap a window, and each overlap in ns."""
         first = np.searchsorted(self._ended_ns, begin_ns, side="right")
         last = np.searchsorted(self.begin_ns, end_ns, side="left")
         rows = np.arange(first, last)
@@ -92,18 +91,18 @@ class RankTime:
 
     @cached_property
     def _ended_ns(self) -> Ints:
-        """Per exposure: the latest end of this exposure and all earlier ones."""
+        """Per exposure: the latest end of this exposure and all earlier exposures."""
         return np.maximum.accumulate(self.end_ns)
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Returns the ns per window and activity, ``[window, activity]``; column -1 is waiting."""
+        """Returns the time in ns as ``[window, activity]``; the last column is waiting."""
         spent = np.zeros((len(begin_ns), WAITING + 1))
         for activity, spent_ns in self.spent_in(begin_ns, end_ns):
             spent[:, activity] = spent_ns
         return spent
 
     def spent_in(self, begin_ns: Ints, end_ns: Ints) -> Iterator[tuple[int, Floats]]:
-        """Yields columns of :meth:`spent`, in any order; columns that it leaves out are all 0."""
+        """Yields columns of :meth:`spent`, in any order; columns that are left out are 0."""
         exposed, (first, last) = self._exposed, self._phase_at
         windows = Windows(begin_ns, end_ns)
         delays = [delay.in_windows(windows) for delay in self._delays]
@@ -140,7 +139,7 @@ class RankTime:
 
     @cached_property
     def _waits_by_phase(self) -> list[npt.NDArray[np.int32] | slice | None]:
-        """By phase: rows of the exposures that began in it; None if none did."""
+        """Per phase: rows of the exposures that began in the phase; None if there are none."""
         (first, last), since = self._phase_at, self.begin_ns
         if not len(first):
             everything = slice(None) if len(since) else None

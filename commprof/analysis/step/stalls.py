@@ -1,4 +1,4 @@
-"""Finds stalled steps: steps so rare and so long that the verdict leaves them out."""
+"""Finds stalled steps, which are rare and very long; the verdict leaves them out."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import numpy.typing as npt
 
 from commprof.analysis.step.breakdown import Floats
 
-#: A step stalled only if it took longer than this many median steps.
+#: A stalled step took more than this many times the median step.
 _STALLED = 10.0
-#: Steps stalled only if at most this fraction of all steps, or a single step, took so long. If more
-#: steps do, such steps are normal for the job.
+#: Largest fraction of stalled steps. If more steps are so long, such steps are normal for the job.
+#: A single long step always counts as stalled.
 _RARE = 0.05
 
 
 def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
     """Returns for each step whether it stalled.
 
-    A step stalled if it took more than ten times the median, and if only one step, or at most 5 %
-    of the steps, took so long.
+    A stalled step took more than ten times the median. If several steps, and more than 5 % of all
+    steps, took so long, none of them stalled.
 
     Args:
         slowest: the slowest rank's time of each step, in any unit.

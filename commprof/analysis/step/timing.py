@@ -25,9 +25,9 @@ from commprof.units import ns_to_ms
 
 @dataclass(frozen=True)
 class Repeats:
-    """Numbers of backward passes, optimizer updates and DDP's gradient exchanges in a step.
+    """Counts per step: backward passes, optimizer updates, and DDP's exchanges of gradients.
 
-    Each number is the median over the measured steps of one rank, or 0 if it was not recorded.
+    Each count is the median over the measured steps of one rank; 0 if it was not recorded.
     """
 
     backward_passes: int = 0
@@ -37,12 +37,12 @@ class Repeats:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on updates or backward passes that occur more than once per step."""
+        """Sentences on steps with several updates, or with several backward passes per update."""
         found = []
         if self.updates > 1:
             found.append(
-                f"A step has {self.updates} optimizer updates, for example of several "
-                "optimizers; the optimizer's time includes all updates."
+                f"A step has {self.updates} optimizer updates, for example because there are "
+                "several optimizers. The optimizer's time includes all updates."
             )
         if self.updates and self.backward_passes > self.updates:
             text = (
@@ -73,28 +73,25 @@ def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
 
 @dataclass(frozen=True)
 class StepTiming(FieldGroup):
-    """Number and length of the steps of one world size; lengths are of the measured steps."""
+    """Number of the steps of one world size, and length of the measured steps."""
 
     #: Number of training steps that all ranks completed. The first ``warmup_steps`` are left out of
     #: all figures.
     steps: int
     warmup_steps: int
-    #: Median over steps of the slowest rank's wall time; the next fields are the 95th percentile
-    #: and the quartiles.
+    #: Median of the step times. A step's time is the wall time of its slowest rank.
     step_median_ms: float
     step_p95_ms: float
     step_quartiles_ms: tuple[float, float]
-    #: Mean over steps of the slowest rank's wall time.
     step_mean_ms: float = math.nan
     #: Event that ends a step: "declared" by the script, an optimizer's "update", or "backward".
     steps_end: str = DECLARED
     #: Number of steps that are left out because each holds several iterations.
     merged_steps: int = 0
-    #: Index and wall time in ms (slowest rank) of steps that stalled, see ``stalls.stalled``.
-    #: The means over steps include them; the verdict and the search for a late rank do not.
+    #: Index and time in ms of each stalled step, see ``stalls.stalled``. Means over steps include
+    #: the stalled steps; the verdict and the search for a late rank leave stalled steps out.
     stalled_steps: tuple[tuple[int, float], ...] = ()
-    #: Numbers of backward passes, updates and gradient exchanges per step, from the first rank that
-    #: left a trace.
+    #: From the first rank that left a trace.
     repeats: Repeats = field(default_factory=Repeats)
 
     @property
@@ -104,7 +101,7 @@ class StepTiming(FieldGroup):
 
     @property
     def relative_spread(self) -> float:
-        """Interquartile range of the step time over its median; NaN without a median above 0."""
+        """Interquartile range of the step times, divided by their median; NaN if that is 0."""
         low, high = self.step_quartiles_ms
         return (high - low) / self.step_median_ms if self.step_median_ms > 0 else math.nan
 

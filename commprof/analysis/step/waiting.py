@@ -1,16 +1,15 @@
 """Splits exposed time into waiting for the last rank and transfer.
 
-A single collective is simple: the ranks wait until the last rank has arrived, and from then on
-data are transferred. The buckets of one backward pass follow each other over the same
-link, so the critical path is traced back from the last bucket. If a bucket's last rank arrived
-while an earlier bucket was still in transfer, the earlier bucket delayed it. The path ends at the
-latest bucket that was not delayed in this way: all ranks waited for this bucket's last rank.
-Exposed time before that rank arrived at this bucket is waiting. After this arrival the link was
-busy without a pause, so a rank that arrived late at a later bucket delayed nothing.
+For a single collective, the ranks wait until the last rank arrives. After that, data are
+transferred.
 
-If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. Another
-hook or a compressor may run inside commprof's hook. All collectives and messages that this hook or
-compressor issues for the bucket then count as transfer.
+The buckets of one backward pass are transferred one after another over the same link. A rank that
+arrives late at a bucket delays nothing if the link is busy with an earlier bucket. The *deciding*
+bucket is the last bucket whose last rank arrived when the link was free. Exposed time before this
+arrival is waiting; exposed time after it is transfer.
+
+If commprof's DDP hook recorded the buckets, a rank arrives when a bucket's gradients are ready. If
+another hook runs inside commprof's hook, all its communication for the bucket counts as transfer.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from commprof.trace.schema import POINT_TO_POINT
 #: A figure or sentence may rely on the split into waiting and transfer only if at most this
 #: fraction of the exposed time is unsplit.
 _MOST_UNSPLIT = 0.1
-#: Words for unsplit time, to be put after its amount.
+#: Text that follows an amount of unsplit time.
 NOT_SPLIT = "of the exposed time could not be split into waiting and transfer"
 
 
@@ -42,10 +41,10 @@ def is_split(exposed: float, unsplit: float) -> bool:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Split of each exposure into waiting and transfer; aligned with ``Exposures``.
+    """Split of each exposure into waiting and transfer; has the rows of ``Exposures``.
 
-    The *deciding* arrival is the last arrival that ended the waiting: at the exposure's own
-    collective, or at the bucket of the backward pass at which the critical path ends.
+    The waiting ends with the *deciding* arrival: the last arrival at the exposure's own collective,
+    or at the deciding bucket of the backward pass.
     """
 
     #: Part of ``waited_ns`` before the deciding arrival; NaN if unknown.
@@ -95,7 +94,7 @@ def not_split(exposed: Exposures) -> Waiting:
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
 
-#: Time of the last arrival, rank that arrived last, index of the collective or bucket.
+#: Values for unknown: time of the last arrival, last rank, number of the collective or bucket.
 _UNKNOWN = (0, -1, -1)
 
 
@@ -122,10 +121,7 @@ def _of_collectives(table: Collectives, arrivals: Arrivals) -> _Exchanged:
 
 
 def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
-    """Returns the buckets with a known end.
-
-    Buckets on a device have no known end; the collectives on the device's stream are used instead.
-    """
+    """Returns the buckets with a known end; buckets on a device have none."""
     rows = np.flatnonzero((buckets.graph_task >= 0) & (buckets.end_ns > 0))
     return _Exchanged(
         buckets.graph_task[rows],
@@ -137,10 +133,10 @@ def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
 
 
 def _decided(exchanged: _Exchanged) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """Returns the backward passes, and for each pass the row whose last arrival ended the waiting.
+    """Returns the backward passes, the row of each pass's deciding arrival, and a mask.
 
-    The third result is a mask of the passes for which this row is known. It is not known if the
-    last arrival at any collective or bucket of the pass is unknown.
+    The mask is True for passes whose deciding arrival is known. For this, all last arrivals of the
+    pass must be known.
     """
     order = np.argsort(exchanged.graph_task, kind="stable")
     tasks = exchanged.graph_task[order]
@@ -148,7 +144,7 @@ def _decided(exchanged: _Exchanged) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
     count = np.diff(np.append(first, len(order)))
     row = np.zeros(len(first), dtype=np.int64)
     is_known = np.zeros(len(first), dtype=np.bool_)
-    # Passes with equally many collectives are handled together: ``[pass, collective]``.
+    # Passes with the same number of collectives are handled together: ``[pass, collective]``.
     for length in np.unique(count).tolist():
         some = np.flatnonzero(count == length)
         part = order[first[some][:, np.newaxis] + np.arange(length)]

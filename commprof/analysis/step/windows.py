@@ -1,13 +1,13 @@
-"""Windows of steps: a long run is read one window at a time, so that memory hardly grows with it.
+"""Divides a long run into windows of steps, to limit memory.
 
-A run with more than ``LONG_CALLS`` calls is analysed in windows of whole steps, the same on all
-ranks. Each window also holds records of the steps before and after it, because a step may wait for
-work of earlier steps, and its calls may end in the next step.
+A run with more than ``LONG_CALLS`` calls is analysed one window at a time. All ranks have the same
+windows. A window also holds records of the steps before and after it, because waiting and calls may
+cross the borders of steps.
 
-Parts of steps, waits and their causes come from all windows. Figures that need all calls at once,
-such as medians over the calls of a kind, come from a sample of steps: stretches that are spread
-evenly over the measured steps. If there are too many steps to keep the parts of all, the parts are
-kept for a second, larger sample: 64 such stretches.
+Parts of steps, waits and their causes come from all windows. Figures that need all calls together,
+such as medians over calls, come from a sample of steps: some stretches of consecutive steps, spread
+evenly over the run. If there are very many steps, parts of steps are kept only for a second, larger
+sample.
 """
 
 from __future__ import annotations
@@ -32,19 +32,17 @@ LONG_CALLS = 1_000_000
 WINDOW_CALLS = 400_000
 #: Number of calls of all ranks in the sample of steps.
 SAMPLE_CALLS = 250_000
-#: Largest number of rows (steps times ranks) of the kept parts of steps, such as forward time or
-#: waiting.
+#: Largest number of rows (steps times ranks) in the tables of the steps' parts.
 KEPT_ROWS = 1 << 19
 #: The parts of at least this many steps are kept, even if they take more than ``KEPT_ROWS`` rows.
 KEPT_STEPS = 5000
 #: Number of stretches of kept steps, if not all steps are kept.
 _KEPT_STRETCHES = 64
-#: Number of stretches in the sample, and least number of steps in each.
+#: Largest number of stretches in the sample, and least number of steps in a stretch.
 _STRETCHES, _FEWEST_STEPS = 5, 8
-#: A window also holds the records of this many steps before it: waiting that was passed from rank
-#: to rank may have begun two steps earlier.
+#: A window also holds the records of this many earlier steps, in which waiting may have begun.
 _BEFORE = 2
-#: A window also holds the records of this many steps after it: calls may end in the next step.
+#: A window also holds the records of this many later steps, in which calls may end.
 _AFTER = 1
 _EVER_NS = 2**63 - 1
 
@@ -64,9 +62,9 @@ class StepWindows:
         return [self.steps[at : at + size] for at in range(0, len(self.steps), size)]
 
     def kept(self, ranks: int) -> list[Ints]:
-        """Returns, for each stretch of steps whose parts are kept, the indices of its steps.
+        """Returns the indices of the steps whose parts are kept, one array per stretch.
 
-        If there are not too many steps, all of them are one stretch.
+        If the parts of all steps are kept, all steps are one stretch.
         """
         most = max(KEPT_STEPS, KEPT_ROWS // ranks)
         if len(self.steps) <= most:
@@ -75,7 +73,7 @@ class StepWindows:
         return [share[: max(1, most // _KEPT_STRETCHES)] for share in shares]
 
     def sample(self, measured: Ints) -> list[Ints]:
-        """Returns the step numbers of each stretch of a sample of the ``measured`` steps."""
+        """Chooses a sample of the ``measured`` steps; returns the step numbers of each stretch."""
         steps = max(1, min(int(SAMPLE_CALLS / self.calls), len(measured)))
         count = max(1, min(_STRETCHES, steps // _FEWEST_STEPS))
         size = steps // count
@@ -93,11 +91,10 @@ class StepWindows:
 
 
 def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
-    """Returns how a long run is cut into windows; None for a short run, or if it cannot be cut.
+    """Returns the windows of a long run; None if the run is short or cannot be cut.
 
-    A run can be cut if commprof recorded it, and its steps end at marks of the script or at
-    updates. A run with records of NCCL's profiler plugin is not cut, because figures from these
-    records count the replays of CUDA graphs in the whole run.
+    A run can be cut if commprof recorded it, and if its steps end at marks of the script or at
+    updates. A run with a trial, or with records of NCCL's profiler plugin, cannot be cut.
     """
     calls = sum(_count(trace.records, Kind.ISSUE) for trace in traces)
     if calls <= LONG_CALLS or not all(map(_can_be_cut, traces)):
@@ -125,7 +122,7 @@ def stretch(trace: Trace, steps: Sequence[Ints]) -> Trace:
     """Returns a rank's trace with only the records of some stretches of steps.
 
     Args:
-        trace: as it was recorded.
+        trace: the rank's trace as it was recorded.
         steps: numbers of the steps of each stretch, ascending.
     """
     of_rank = columns.steps(trace)

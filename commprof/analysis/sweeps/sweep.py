@@ -1,4 +1,4 @@
-"""Result of a sweep: one row for each operation, world size, buffer size and `RowKey.placement`."""
+"""Result of a sweep: times of collectives by operation, world size and buffer size."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from commprof.trace.columns import Ints
 Floats = npt.NDArray[np.float64]
 
 NCCL_TESTS = "nccl-tests"
-"""Value of ``instrument`` in the context of a result that was read from an output of nccl-tests."""
+"""Value of ``instrument`` in ``SweepResult.context`` if nccl-tests measured the result."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times at which one rank's calls began and ended; the calls' order is equal on all ranks."""
+    """Start and end of each call on one rank; the order of calls is the same on all ranks."""
 
     begin_ns: Ints
-    """Time of each call, in ns of the rank's own CLOCK_MONOTONIC."""
+    """Start of each call, in ns of the rank's CLOCK_MONOTONIC."""
     end_ns: Ints
-    """Time at which the rank had each result, on the same clock."""
+    """Time at which the result of each call was ready, on the same clock."""
 
 
 def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
     """Returns the duration of each call over all ranks, in µs.
 
-    With ``one_clock``, all times are on one clock, and a call's duration runs from the latest begin
-    to the latest end on any rank. This leaves out waiting for a late rank. Otherwise the duration
-    is the longest on any rank, which includes waiting for a late rank.
+    With ``one_clock``, a duration lasts from the last rank's start to the last rank's end, so it
+    does not include the waiting for a late rank. Without ``one_clock``, it is the longest duration
+    on any rank, which may include such waiting.
     """
     begin = np.stack([times.begin_ns for times in ranks])
     end = np.stack([times.end_ns for times in ranks])
@@ -44,63 +44,62 @@ def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
 
 
 def skews_us(ranks: Sequence[Times]) -> Floats:
-    """Returns µs from the earliest to the latest rank's start, per call; ranks need one clock."""
+    """Returns the time between the first and the last rank's start of each call, in µs.
+
+    All times must be on one clock.
+    """
     begin = np.stack([times.begin_ns for times in ranks])
     return np.asarray((begin.max(axis=0) - begin.min(axis=0)) / 1e3)
 
 
 @dataclass(frozen=True)
 class RowKey:
-    """Key of a row: the measured case. Rows of two results are compared if their keys are equal."""
+    """The case that a row measures. Rows of two results are compared if their cases are equal."""
 
     op: str
-    """c10d's name of the operation, or ``hook:`` and a compressor."""
+    """Name of the operation in c10d, or ``hook:`` and the name of a compressor."""
     dtype: str
-    """nccl-tests' name of the elements' type."""
+    """Type of the elements, as nccl-tests names it."""
     redop: str
-    """Reduce op; empty if nothing is reduced."""
+    """Reduction operator; empty if nothing is reduced."""
     world_size: int
     """Number of ranks in the group."""
     backend: str
-    """torch.distributed backend of the group."""
     placement: str
     """``out_of_place`` or ``in_place``."""
     size_bytes: int
-    """Bytes of the larger of a rank's two buffers."""
+    """Size of the larger of a rank's two buffers."""
     count: int
     """Number of elements, as NCCL's calls count them."""
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One row's times over all samples, and the bandwidth computed from them."""
+    """Times of one case over all samples, and the bandwidths computed from these times."""
 
     key: RowKey
-    """The measured case: operation, types, group, placement and size."""
     root: Signed
     """Root rank; -1 if there is none."""
     time_us: float
     """Median time."""
     min_us: float
-    """Shortest time."""
     p50_us: float
     """Median time, equal to `time_us`."""
     p99_us: float
     """99th percentile; with fewer than 100 samples, close to the longest time."""
     max_us: float
-    """Longest time."""
     cv: float
-    """Standard deviation divided by mean."""
+    """Standard deviation of the times divided by their mean."""
     algbw_gb_per_s: float
     """Size divided by `time_us`; NaN if no data move."""
     busbw_gb_per_s: float
-    """algbw times nccl-tests' factor, see `traffic.bus_factor`; NaN without a factor."""
+    """`algbw_gb_per_s` times `traffic.bus_factor`; NaN if there is no factor."""
     wrong: int | None
-    """Number of wrong elements over ranks and checked calls; None if not checked."""
+    """Number of wrong elements on all ranks; None if the results were not checked."""
     iterations: int
     """Number of samples."""
     skew_us: float
-    """Median time from the earliest to the latest rank's start; NaN without a common clock."""
+    """Median time between the first and the last rank's start; NaN without a common clock."""
     samples_us: tuple[float, ...]
     """All samples in the order in which they were measured."""
     round_iterations: tuple[int, ...]
@@ -109,25 +108,23 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class OverlapRow:
-    """Overlap of communication with compute, in the terms of IMB-NBC."""
+    """Overlap of a collective with compute, measured as in IMB-NBC."""
 
     key: RowKey
-    """The measured case; its ``placement`` is ``in_place`` if the operation supports that."""
     pure_us: float
-    """t_pure: the collective alone."""
+    """t_pure: time of the collective without compute."""
     compute_alone_us: float
-    """Duration of the same compute without a collective in flight."""
+    """Time of the compute without a collective in flight."""
     compute_us: float
-    """t_CPU: the compute while the collective is in flight."""
+    """t_CPU: time of the compute while the collective is in flight."""
     overlapped_us: float
-    """t_ovrl: from issue, through the compute, to the end of the wait."""
+    """t_ovrl: time from issue to the end of the wait, with the compute in between."""
     overlap: float
-    """0: no overlap; 1: the shorter one of collective and compute is hidden. See `overlap_share`.
-    """
+    """Result of `overlap_share`, from 0 (no overlap) to 1."""
     iterations: int
-    """Number of samples; all times are medians."""
+    """Number of samples. All times are medians over the samples."""
     wrong: int | None = None
-    """As `SweepRow.wrong`; None also in files of commprof versions that did not record it."""
+    """See `SweepRow.wrong`; also None in files of older versions."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +149,10 @@ def make_row(
     wrong: int | None,
     root: int,
 ) -> SweepRow:
-    """Makes a row from the durations of its samples in each round, in µs.
+    """Makes a row from the durations of its samples in µs, one array per round.
 
-    bus_op: the operation's name in `traffic.bus_factor`. skews: per round, each sample's time from
-    the earliest to the latest rank's start, in µs; empty without a common clock. wrong, root: as
-    in `SweepRow`.
+    ``bus_op`` is the name of the operation in `traffic.bus_factor`. ``skews`` holds the results of
+    `skews_us`, and is empty without a common clock.
     """
     samples = np.concatenate(list(rounds_us))
     median = float(np.median(samples))
@@ -181,10 +177,9 @@ def make_row(
 
 
 def overlap_share(pure_us: float, compute_us: float, overlapped_us: float) -> float:
-    """Returns the overlap of communication and compute as a fraction (0 to 1) of the shorter one.
+    """Returns how much of the shorter of communication and compute was hidden, from 0 to 1.
 
-    ``max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU)))``: Intel MPI Benchmarks User
-    Guide, IMB-NBC, "Measuring Communication and Computation Overlap". t_CPU is the duration of the
-    compute while the collective is in flight; all times are from the rank with the largest t_ovrl.
+    Source: Intel MPI Benchmarks User Guide, IMB-NBC, "Measuring Communication and Computation
+    Overlap". All times must come from the rank with the largest ``overlapped_us``.
     """
     return max(0.0, min(1.0, (pure_us + compute_us - overlapped_us) / min(pure_us, compute_us)))

@@ -1,4 +1,4 @@
-"""Compares two sweeps row by row: the ratio of their times, and whether it exceeds noise."""
+"""Compares the times of two sweeps row by row, and tests whether they differ by more than noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commprof.errors import UsageError
 from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
 from commprof.text import counted
 
-#: Probability that a comparison of two equal results flags any row.
+#: Probability that a comparison of two equal results calls any row slower or faster.
 SIGNIFICANCE = 0.01
 
 _MOST_CORRELATION = 0.95
@@ -24,21 +24,18 @@ class RowComparison:
     """Comparison of one row that both results have."""
 
     key: RowKey
-    """Key of the measured case."""
     first_us: float
     """Median time in the first result."""
     second_us: float
     """Median time in the second result."""
     ratio: float
-    """Second time divided by the first: above 1 the second is slower."""
+    """`second_us` divided by `first_us`."""
     p_value: float
-    """p-value of a Mann-Whitney test of the rounds' medians, corrected for their correlation."""
+    """p-value of a Mann-Whitney test on the medians of rounds, corrected for correlated rounds."""
     corrected_p: float
-    """p-value corrected for the number of rows by Holm's rule."""
+    """`p_value` corrected for the number of rows by Holm's method."""
     verdict: str
-    """Verdict on the second result compared with the first: ``slower`` or ``faster`` if
-    ``corrected_p`` is below SIGNIFICANCE, else ``same``.
-    """
+    """``slower`` or ``faster`` if the second result differs significantly, else ``same``."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +49,25 @@ class SweepComparison:
     only_second: int
     """Number of rows that the first result lacks."""
     differences: tuple[tuple[str, str, str], ...]
-    """Properties of machine, versions and policies that differ: name, first and second value."""
+    """Properties of the two measurements that differ: name, first value and second value."""
     correlation: float
-    """Correlation of the medians of successive rounds, averaged over all rows; see `drift`."""
+    """Correlation between the medians of successive rounds, see `drift`."""
     remarks: tuple[str, ...]
-    """Sentences on the limits of the conclusion, without their full stops."""
+    """Sentences on the limits of the comparison, without full stops."""
     can_tell: bool
-    """False if every row's verdict would be ``same`` for any difference of times; `remarks` says
-    why.
-    """
+    """False if no row could be called slower or faster; `remarks` gives the reason."""
 
     def slower_than(self, limit: float) -> tuple[RowComparison, ...]:
-        """Rows with verdict ``slower`` and a ratio above 1 + ``limit``, where 0.05 is 5 %."""
+        """Returns the rows with verdict ``slower`` and a ratio above 1 + ``limit``."""
         return tuple(row for row in self.rows if row.verdict == "slower" and row.ratio > 1 + limit)
 
 
 def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
-    """Compares the rows that both results have; raises UsageError if there are none."""
+    """Compares the rows that both results have.
+
+    Raises:
+        UsageError: the results have no row in common, or one was measured with ``--overlap``.
+    """
     firsts = {row.key: row for row in first.rows}
     seconds = {row.key: row for row in second.rows}
     both = [key for key in firsts if key in seconds]
@@ -108,11 +107,10 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
 
 
 def round_medians(row: SweepRow) -> list[float]:
-    """Median time of each round in µs; the Mann-Whitney test compares these medians.
+    """Returns the median time of each round in µs.
 
-    The test does not compare samples, because samples that follow each other are correlated. Rounds
-    are separated in time, and each has its own process group and buffers, except that a
-    compressor's rounds share one group and one model.
+    The Mann-Whitney test compares these medians and not the samples, because successive samples are
+    correlated.
     """
     ends = np.cumsum(row.round_iterations)
     samples = np.array(row.samples_us)
@@ -120,22 +118,22 @@ def round_medians(row: SweepRow) -> list[float]:
 
 
 def drift(series: list[list[float]]) -> float:
-    """Lag-one correlation of the logarithms of each series, averaged over the series.
+    """Returns the lag-one correlation of the logarithms of each series, averaged over the series.
 
     The estimate from n values is low by about 1 / n (Marriott and Pope, Biometrika 41 (1954)
-    390-402), so 1 / n is added. A series counts only if it has at least three values that are not
-    all equal; 0 if no series counts.
+    390-402), so 1 / n is added. Series with fewer than three values, and constant series, do not
+    count. Returns 0 if no series counts.
     """
     along = square = missing = 0.0
     for values in series:
         if len(values) < 3 or min(values) <= 0:
             continue
         logs = np.log(values)
-        if np.ptp(logs) == 0:  # equal values: only rounding errors of the mean would remain
+        if np.ptp(logs) == 0:  # all values are equal, so only rounding errors would remain
             continue
         centred = logs - logs.mean()
         spread = float((centred**2).sum())
-        # Each series counts alike, however noisy.
+        # The spread is divided out, so that a noisy series counts no more than the others.
         along += float((centred[1:] * centred[:-1]).sum()) / spread
         missing += 1 / len(values)
         square += 1
@@ -167,7 +165,6 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> tuple[tuple[s
 
 
 def _least_p(a: SweepRow, b: SweepRow, correlation: float) -> float:
-    """Returns the smallest p-value that two rows with these numbers of rounds can have."""
     p_value = least_p(len(round_medians(a)), len(round_medians(b)))
     return with_correlation(p_value, correlation)
 
@@ -175,15 +172,11 @@ def _least_p(a: SweepRow, b: SweepRow, correlation: float) -> float:
 def _cannot_tell(
     pairs: list[tuple[SweepRow, SweepRow]], correlation: float, by_nccl_tests: bool
 ) -> str:
-    """Sentence on why no row can be called slower or faster, and on what to do next.
-
-    by_nccl_tests: True if at least one of the results was read from an output of nccl-tests.
-    """
     rounds = max(min(len(round_medians(row)) for row in pair) for pair in pairs)
     drifting = f", whose successive values correlate by {correlation:.2f}," * (correlation > 0)
     reason = (
-        f"With {counted(rounds, 'round')}{drifting} and {counted(len(pairs), 'row')} no "
-        f"difference can be significant at {SIGNIFICANCE:.0%} over all rows"
+        f"With {counted(rounds, 'round')}{drifting} and {counted(len(pairs), 'row')}, no "
+        f"difference can be significant at {SIGNIFICANCE:.0%}"
     )
     if by_nccl_tests and rounds == 1:
         return (
@@ -197,13 +190,12 @@ def _cannot_tell(
             f"--json{_enough_rounds(len(pairs))}"
         )
     steadier = ", or measure again while the machine's speed drifts less" * (correlation > 0)
-    return f"{reason}; measure fewer sizes or more rounds (-n limits their number){steadier}"
+    return (
+        f"{reason}; measure fewer sizes or more rounds (-n limits the number of rounds){steadier}"
+    )
 
 
 def _enough_rounds(rows: int) -> str:
-    """Clause on how many rounds of nccl-tests can make a difference significant.
-
-    This assumes that rounds are not correlated.
-    """
+    """Returns advice on the number of rounds, assuming that rounds are not correlated."""
     rounds = next((n for n in range(2, 100) if least_p(n, n) * rows < SIGNIFICANCE), None)
     return "" if rounds is None else f", or with nccl-tests -N {rounds} or more"

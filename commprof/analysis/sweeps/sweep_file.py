@@ -48,7 +48,6 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
 
 
 def _rows_of_log(log: NcclTestsLog) -> list[SweepRow]:
-    """Converts the results of each case to one row, with a round for each pass over all sizes."""
     cases: dict[RowKey, list[NcclTestsRow]] = {}
     for row in log.rows:
         key = RowKey(
@@ -66,11 +65,9 @@ def _rows_of_log(log: NcclTestsLog) -> list[SweepRow]:
 
 
 def _row(key: RowKey, rows: Sequence[NcclTestsRow]) -> SweepRow:
-    """Makes a row from all results of one case, measured by nccl-tests in one or more passes.
+    """Makes a row from the results of one case; each pass over all sizes is a round.
 
-    A pass's samples are the times of its iterations. If the file has only their mean, the mean is
-    the pass's only sample. The spread of a single mean is taken from nccl-tests' own columns, or is
-    unknown.
+    If the file holds only the mean of a pass, this mean is the only sample of the pass.
     """
     passes: dict[int, list[float]] = {}
     for row in rows:
@@ -102,20 +99,20 @@ def _row(key: RowKey, rows: Sequence[NcclTestsRow]) -> SweepRow:
     )
 
 
-#: Increased when a field changes its meaning or is removed, not when a field is added.
+#: Increased when a field is removed or changes its meaning, but not when a field is added.
 SCHEMA_VERSION = 1
 KIND = "commprof microbench"
 
-_DIGITS = 3  # decimals of a time in µs: the clock counts nanoseconds
+_DIGITS = 3  # decimals of a time in µs, which the clock counts in ns
 
 
 def write_sweep(path: Path, result: SweepResult) -> None:
-    """Writes a sweep atomically: a reader finds the whole file or no file."""
+    """Writes a sweep; a reader never finds a half-written file."""
     replace_file(path, render(result))
 
 
 def render(result: SweepResult) -> str:
-    """Renders a sweep as JSON, a line per row; figures that do not exist are null."""
+    """Renders a sweep as JSON with one line per row; NaN becomes null."""
     head = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -132,7 +129,8 @@ def render(result: SweepResult) -> str:
 def read_sweep(path: Path) -> SweepResult:
     """Reads a file that `write_sweep` wrote, or a result of nccl-tests.
 
-    Raises UsageError if the file is neither, is damaged, or has another ``SCHEMA_VERSION``.
+    Raises:
+        UsageError: the file holds no sweep, is damaged, or has another ``SCHEMA_VERSION``.
     """
     if is_nccl_tests(path):
         return read_nccl_tests_sweep(path)
@@ -151,8 +149,8 @@ def read_sweep(path: Path) -> SweepResult:
 def read_document(path: Path) -> dict[str, Any]:
     """Reads the JSON of a file that `write_sweep` wrote; checks only its kind and version.
 
-    Raises UsageError if `write_sweep` did not write the file, or if the file has another
-    ``SCHEMA_VERSION``.
+    Raises:
+        UsageError: `write_sweep` did not write the file, or it has another ``SCHEMA_VERSION``.
     """
     try:
         value = read_json(path)
@@ -165,14 +163,14 @@ def read_document(path: Path) -> dict[str, Any]:
     if value.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
             f"{invocation.quoted(path)} has schema_version {value.get('schema_version')!r} "
-            f"(allowed: {SCHEMA_VERSION}); read it with the commprof that wrote it, or measure "
-            "again"
+            f"(allowed: {SCHEMA_VERSION}); read the file with the version of commprof that wrote "
+            "it, or measure again"
         )
     return value
 
 
 def _no_result(path: Path, why: str = "") -> UsageError:
-    from commprof.recordings.recognise import not_measured  # needed only for files that are refused
+    from commprof.recordings.recognise import not_measured  # imported only for this error
 
     if recognised := not_measured(path):
         return UsageError(recognised)
@@ -183,7 +181,6 @@ def _no_result(path: Path, why: str = "") -> UsageError:
 
 
 def _flat(row: SweepRow | OverlapRow) -> dict[str, Any]:
-    """Returns a row as one flat mapping of the fields of ``row.key`` and the row's other fields."""
     values = dataclasses.asdict(row)
     return {name: _plain(value) for name, value in (values.pop("key") | values).items()}
 
@@ -199,6 +196,6 @@ def _plain(value: Any) -> Any:
 
 
 def _rows(value: Mapping[str, Any], name: str, kind: Any) -> Any:
-    """Reads ``value[name]``, a list of mappings made by `_flat`, as rows of type ``kind``."""
+    """Reads the rows of type ``kind`` from ``value[name]``, a list of mappings from `_flat`."""
     flat = checked(value, {name: list[dict[str, Any]]})[name]
     return checked([{**row, "key": row} for row in flat], tuple[kind, ...], name)

@@ -1,1 +1,1 @@
-"""Timelines of every rank: slices in lanes, where slices in the same lane do not overlap."""
+"""Timelines of all ranks, to be drawn."""

@@ -25,11 +25,11 @@ Columns = TypeVar("Columns", "DrawnStretches", "InFlightIntervals")
 
 @dataclass(frozen=True)
 class DrawnStretches:
-    """Intervals of the training thread's time."""
+    """Intervals of time on the training thread."""
 
     #: Index of the step among the timeline's steps.
     step: Ints
-    #: Phase code, or 0.
+    #: Phase code; 0 for intervals that are no phases.
     code: Ints
     begin_ns: Ints
     end_ns: Ints
@@ -51,16 +51,16 @@ class RankTimeline:
 class Timeline:
     """Timelines of all ranks of one world size over measured steps."""
 
-    #: Indices of the steps in this timeline, out of ``measured_steps``.
+    #: Indices of this timeline's steps among all measured steps.
     steps: Ints
     measured_steps: int
     kinds: tuple[CallKind, ...]
     ranks: tuple[RankTimeline, ...]
     #: True if times of different ranks can be compared.
     clocks_shared: bool
-    #: Number of spans of these steps that are left out because one step alone had too many spans.
+    #: Number of spans that are left out, because a single step had too many spans.
     left_out: int = 0
-    #: Names of phases, by ``DrawnStretches.code``.
+    #: Names of the phases; the index is the phase code.
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -79,8 +79,8 @@ class Timeline:
         middle = first = count // 2
         end, total = first + 1, int(by_step[first])
         while True:
-            # For each side on which the window can grow: number of steps on this side so far, first
-            # step and end of the grown window, and the spans of the added step.
+            # Each way adds one step, before or after the window. It holds the number of steps that
+            # are on that side already, the new first step, the new end, and the added spans.
             ways = [(middle - first, first - 1, end, int(by_step[first - 1]))] if first else []
             ways += [(end - middle, first, end + 1, int(by_step[end]))] if end < count else []
             fitting = [way for way in ways if total + way[3] <= most_spans]
@@ -106,7 +106,6 @@ class Timeline:
         )
 
     def _first(self, most_spans: int) -> Timeline:
-        """Returns only the first spans of every rank; for a single step with too many spans."""
         share = max(1, most_spans // max(1, 4 * len(self.ranks)))
 
         def cut(part: Columns) -> Columns:
@@ -162,10 +161,7 @@ def _waiting(exposures: Exposures, steps: Steps) -> DrawnStretches:
 
 
 def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
-    """Returns the rows of ``part`` whose time in ``at_ns`` lies within a step.
-
-    Sets ``step`` of each row to the index of that step.
-    """
+    """Keeps the rows whose time lies within a step, and sets ``step`` to the step's index."""
     row = row_containing(steps.begin_ns, steps.end_ns, at_ns)
     return replace(rows_of(part, row >= 0), step=row[row >= 0])
 
@@ -175,8 +171,6 @@ def _parts(rank: RankTimeline) -> tuple[DrawnStretches | InFlightIntervals, ...]
 
 
 class _Cut(Protocol):
-    """Function that selects rows of one table of a rank's timeline; the table's type is kept."""
-
     def __call__(self, part: Columns, /) -> Columns: ...
 
 

@@ -1,7 +1,6 @@
-"""Overview of all ranks, which is needed to make the timeline of any one rank.
+"""Reads the data of all ranks that is needed to make the timeline of one rank.
 
-Traces are read one at a time. Of each trace, only the table of collectives and a few kinds of
-records are kept, about 370 bytes for each collective and rank.
+Traces are read one at a time. About 370 bytes are kept for each collective on each rank.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from commprof.trace.run.run_directory import about_file
 from commprof.trace.schema import Kind
 
 _BUCKETS = (Kind.BUCKET, Kind.BUCKET_END, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
-#: Kinds of records that are kept: comparisons of clocks; issues, which bound the clocks' error;
-#: buckets and their ends; and ends of calls, because a bucket without a hook ends with its
-#: all-reduce.
+#: Kinds of records that are kept. Issues bound the error of the clocks. ``END`` is needed because
+#: a bucket without a hook ends with its all-reduce.
 _KEPT = (Kind.CLOCK, Kind.ISSUE, Kind.END, *_BUCKETS)
 #: Latest time that is shown; a damaged record may have a later time.
 _LAST_NS = 2**63 - 1
@@ -49,9 +47,9 @@ class Window:
     end_ns: int
 
     def holds(self, begin_ns: Ints, end_ns: Ints | None = None) -> npt.NDArray[np.bool_]:
-        """True for each interval of which a part lies in the window.
+        """Returns True for each interval that overlaps the window.
 
-        Without ``end_ns``, true for each time at or after the window's start and before its end.
+        Without ``end_ns``, returns True for each time in ``begin_ns`` that lies in the window.
         """
         goes_on = begin_ns >= self.begin_ns
         if end_ns is not None:
@@ -62,20 +60,20 @@ class Window:
 
 @dataclass(frozen=True)
 class Flows:
-    """Arrows from the rank that arrived last to the waiting ranks, per row of ``Collectives``."""
+    """Arrows from the rank that arrived last to the waiting ranks; rows are collectives."""
 
-    #: Index of the arrow that ends in this row; -1 if none does. The next field is the last
-    #: arrival: until then this rank waited, and from then on the collective was transferred.
+    #: Index of the arrow that ends in this row; -1 if there is none.
     received: Ints
+    #: Time at which the waiting for the last rank ended and the transfer began.
     transfer_begin_ns: Ints
-    #: Arrows that begin in this row: ``sent[first[row] : first[row + 1]]``.
+    #: Arrows ``sent[first[row] : first[row + 1]]`` begin in this row.
     first: Ints
     sent: Ints
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Data from all ranks, needed to make any one rank's timeline.
+    """Data of all ranks that is needed to make the timeline of one rank.
 
     Tuples with one item per rank are in the order of ``ranks``.
     """
@@ -88,13 +86,12 @@ class Overview:
     window: Window
     #: Metadata of the first rank's trace.
     metadata: Mapping[str, Any]
-    #: How the ranks' times were converted to one clock: "shared", "compared", or, if the clocks
-    #: could not be compared, "wall" for the hosts' wall clocks, read when capture began.
+    #: Method that converts the ranks' times to one clock. "shared": all ranks have the same clock.
+    #: "compared": their clocks were compared. "wall": the hosts' wall clocks are used.
     aligned_by: str
-    #: Bound on the error of a rank's clock against rank 0's; 0 if shared, NaN for "wall".
+    #: Bound on the error of the conversion; 0 for "shared", NaN for "wall".
     clock_error_us: float
-    #: Per rank: Unix time minus the rank's monotonic clock when capture began; the next field is
-    #: the process id.
+    #: Per rank: Unix time minus monotonic time when capture began.
     unix_offsets_ns: tuple[int, ...]
     pids: tuple[int, ...]
     #: Sentences on traces that could not be read.
@@ -102,7 +99,7 @@ class Overview:
 
 
 def read_source(source: Path | Trace) -> Trace:
-    """Returns a rank's trace, with times from its device events; reads it if given as a file."""
+    """Returns a rank's trace on the device's timeline; reads the trace if given a path."""
     return on_device_timeline(source if isinstance(source, Trace) else read_trace(source))
 
 
@@ -166,7 +163,6 @@ def _aligned_by(clocks: list[ClockMap] | None) -> str:
 
 
 def _by_wall_clock(metadata: Mapping[str, Any], first: Mapping[str, Any]) -> ClockMap:
-    """Maps a rank's clock to the first rank's, by the wall-clock times when each began capture."""
     offset = _unix_offset_ns(metadata) - _unix_offset_ns(first)
     time_ns = np.array([metadata["clock"]["monotonic_ns"]], dtype=np.int64)
     return ClockMap(time_ns, np.array([offset], dtype=np.int64), np.zeros(1), 0.0, 0.0, 0.0)
@@ -178,10 +174,7 @@ def _unix_offset_ns(metadata: Mapping[str, Any]) -> int:
 
 
 def _window(trace: Trace, steps: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Returns the start and end of the steps to show, in ns on the rank's own clock.
-
-    ``steps``: first and last step; None for all records. Returns None if there is nothing to show.
-    """
+    """Returns start and end of the time to show, in ns on the rank's clock; None if nothing."""
     if steps is None:
         if len(trace.records) == 0:
             return None
@@ -227,10 +220,9 @@ def _matched(
     window: Window,
     clocks: list[ClockMap] | None,
 ) -> tuple[list[Arrivals], list[Flows]]:
-    """Returns each rank's arrivals and arrows; an arrow begins at the rank that arrived last.
+    """Returns the arrivals and the arrows of each rank.
 
-    If ``clocks`` is None, the ranks' times cannot be compared: the last rank to arrive is then
-    unknown (-1) for every collective, and there are no arrows.
+    If ``clocks`` is None, every last rank is unknown (-1), and there are no arrows.
     """
     matching = match(traces, tables)
     issue_ns = np.concatenate([table.issue_ns for table in tables])
@@ -247,8 +239,7 @@ def _matched(
     is_late[awaited[awaited >= 0]] = True
     held_up = awaited != np.arange(len(awaited))
     shown = (late >= 0) & window.holds(issue_ns)
-    # An arrow ends in the slice of the waiting rank, if this slice continues after the last
-    # arrival.
+    # An arrow ends at the last arrival, so the waiting rank's slice must end later.
     receives = shown & held_up & (end_ns - np.maximum(last_ns, issue_ns) >= 2)
     sends = shown & is_late & (end_ns > issue_ns)
     received, first, sent = _arrows(awaited, receives, sends)
@@ -268,8 +259,8 @@ def _arrows(
 ) -> tuple[Ints, Ints, Ints]:
     """Returns the columns ``received``, ``first`` and ``sent`` of ``Flows``.
 
-    An arrow leads from the row ``source[row]`` to ``row`` if ``sends[source[row]]`` and
-    ``receives[row]`` are True. Arrows are numbered in the order of the rows to which they lead.
+    An arrow leads from row ``source[row]`` to row ``row`` if both ``sends[source[row]]`` and
+    ``receives[row]`` are True. Arrows are numbered by the rows in which they end.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

@@ -23,7 +23,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
 from commprof.units import ns_to_us
 
-#: One value per slice; NaN, None, and -1 in a column of integers mean that there is no value.
+#: One value per slice. NaN, None, or -1 in a column of integers stands for a missing value.
 Column: TypeAlias = "npt.NDArray[np.generic] | list[str] | list[str | None]"
 
 
@@ -37,13 +37,11 @@ class Track:
     end_ns: Ints
     lane: Ints
     label: list[str]
-    #: Further facts on each slice, by name.
     facts: Mapping[str, Column] = field(default_factory=dict)
-    #: Arrows between ranks; None for tracks other than that of collectives.
+    #: Arrows between ranks; None except in the track of collectives.
     flows: Flows | None = None
 
     def __len__(self) -> int:
-        """Number of slices."""
         return len(self.begin_ns)
 
 
@@ -67,7 +65,7 @@ def rank_timeline(view: Overview, index: int) -> RankActivity:
     except OSError as error:
         raise CommprofError(
             f"the trace of rank {view.ranks[index]} cannot be read any more: {error.strerror}; "
-            "try again when its files no longer change"
+            "try again when the files of the trace no longer change"
         ) from None
     (trace,) = on_common_clock([recorded], [view.clocks[index]])
     table, arrivals = columns.collectives(trace), view.arrivals[index]
@@ -119,7 +117,6 @@ def _phases(trace: Trace) -> list[Track]:
 
 
 def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
-    """Makes the track of exposed time, with the rank for which the thread waited."""
     exposed = exposures_of(trace)
     waiting = split(exposed, table, arrivals)
     ops = _op_names(trace, table)
@@ -143,7 +140,6 @@ def _pauses(trace: Trace) -> Track:
 
 
 def _waits(trace: Trace, table: Collectives) -> list[Track]:
-    """Makes a Work.wait track for each thread except the training thread."""
     training = training_thread(trace)
     ops = dict(zip(table.op_id.tolist(), _op_names(trace, table), strict=True))
     found = []
@@ -156,10 +152,7 @@ def _waits(trace: Trace, table: Collectives) -> list[Track]:
 
 
 def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Flows) -> Track:
-    """Makes the track of collectives; each slice lasts from issue to completion.
-
-    A slice has length 0 if the completion is unknown.
-    """
+    """Makes the track of collectives; a slice has length 0 if its completion is unknown."""
     ops = _op_names(trace, table)
     size = np.maximum(table.bytes_in, table.bytes_out)
     label = [
@@ -183,7 +176,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
         "after_last_rank_us": ns_to_us_of(np.where(is_known, took - until, np.nan)),
         "last_rank": arrivals.late_rank,
         "completion": [
-            None if exact else "not seen" if end == 0 else "before this end, when a wait returned"
+            None if exact else "not seen" if end == 0 else "before the end of this slice"
             for exact, end in _pairs(table.end_is_exact, table.end_ns)
         ],
         "issued_by": [_caller(trace, number) for number in numbers.tolist()],
@@ -193,7 +186,6 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
 
 
 def _buckets(trace: Trace) -> Track:
-    """Makes the track of buckets, from ready gradients to the end of the exchange."""
     table = columns.buckets(trace)
     label = [f"bucket {index}, {_size(bytes)}" for index, bytes in _pairs(table.index, table.bytes)]
     launched = np.where(table.launch_ns > 0, table.launch_ns - table.ready_ns, np.nan)
@@ -202,7 +194,6 @@ def _buckets(trace: Trace) -> Track:
 
 
 def _compressor(trace: Trace) -> list[Track]:
-    """Makes a track per compressor thread, with the stages of its work."""
     records = of_kind(trace.records, Kind.SPAN)
     spans = Spans(
         key=np.arange(len(records)),
@@ -228,7 +219,6 @@ def _compressor(trace: Trace) -> list[Track]:
 
 
 def _within(track: Track, window: Window) -> Track:
-    """Keeps the slices that reach into the window, cut where the window begins."""
     rows = np.flatnonzero(window.holds(track.begin_ns, track.end_ns))
     return replace(
         track,
@@ -248,10 +238,7 @@ def _chosen(column: Column, rows: Ints) -> Column:
 
 
 def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
-    """Returns the arrows that begin or end in the chosen rows of the table of collectives.
-
-    ``rows`` must contain every row that begins in the shown window: only those rows have arrows.
-    """
+    """Returns the arrows of the chosen rows, which must include all rows that have arrows."""
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
     return Flows(flows.received[rows], flows.transfer_begin_ns[rows], first, flows.sent)
 
@@ -266,7 +253,6 @@ def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:
 
 
 def _of_thread(name: str, trace: Trace, thread: int) -> str:
-    """Returns ``name``, followed by the thread's id unless it is the training thread."""
     steps = columns.steps(trace)
     training = int(steps.thread[0]) if len(steps) else trace.metadata["main_thread"]
     return name if thread == training else f"{name} of thread {thread}"
@@ -289,7 +275,6 @@ def _names(names: list[str], spans: Spans) -> list[str]:
 
 
 def _size(bytes: int) -> str:
-    """Formats a size in decimal units, as everywhere in commprof."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if bytes >= unit:
             return f"{plain_digits(bytes / unit)} {name}"
@@ -318,11 +303,11 @@ def ns_to_us_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
 def assign_lanes(begin_ns: Ints, end_ns: Ints) -> Ints:
     """Assigns each span the lowest lane that is free when the span begins.
 
-    A span without length occupies its lane for 1 ns. Greedy colouring of an interval graph
-    in order of begin uses the fewest colours (Kleinberg and Tardos, Algorithm Design, 4.1).
+    A span without length occupies its lane for 1 ns. No assignment needs fewer lanes (Kleinberg and
+    Tardos, Algorithm Design, 4.1).
     """
     lanes = np.zeros(len(begin_ns), dtype=np.int64)
-    busy: list[tuple[int, int]] = []  # end and lane
+    busy: list[tuple[int, int]] = []  # pairs of end and lane
     free: list[int] = []
     opened = 0
     until_ns = np.maximum(end_ns, begin_ns + 1)

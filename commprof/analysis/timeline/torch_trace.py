@@ -1,14 +1,12 @@
-"""Reads traces of ``torch.profiler`` and moves their events to the clock of a run.
+"""Reads traces of ``torch.profiler`` and converts their times to the clock of a run.
 
-Traces are read event by event. The text of a trace is held in memory, its events are not: a trace
-of some hundred megabytes would be several gigabytes of Python objects.
+The text of a trace is held in memory. Its events are read one at a time, because all of them
+together could take several gigabytes as Python objects.
 
-torch.profiler writes Unix time, commprof ``CLOCK_MONOTONIC``. The trace of each rank holds both
-clocks, read one right after the other when capture began. Their difference converts torch's times
-to the rank's monotonic clock; they are then converted to rank 0's clock like all times of that
-rank. So the times of the two profilers differ by as much as the wall clock has drifted since
-capture began: NTP slews it by 500 ppm at most, and a jump of the wall clock shifts all events of
-torch.profiler.
+torch.profiler writes Unix time, and commprof writes ``CLOCK_MONOTONIC``. The difference of the two
+clocks when capture began converts one to the other. If the wall clock has drifted since then, the
+times of the two profilers differ by this drift. NTP slews a clock by at most 500 ppm. A jump of the
+wall clock shifts all events of torch.profiler.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from commprof.invocation import quoted
 from commprof.text import named_ranks
 from commprof.trace.columns import Ints
 
-#: Bound on times: more than 60 years, and fits into 64 bits in nanoseconds.
+#: Largest time that is accepted; it fits into 64 bits in nanoseconds.
 _MOST_US = 2e15
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
@@ -41,14 +39,14 @@ _SPACE = re.compile(r"[\s,:]*")
 
 @dataclass(frozen=True)
 class TorchTrace:
-    """One process's trace, as torch.profiler wrote it."""
+    """A trace that torch.profiler wrote for one process."""
 
     path: Path
-    #: Unix time in ns at which the trace's own times begin.
+    #: Unix time, in ns, from which the times in the trace count.
     base_ns: int
     #: Rank in ``distributedInfo``; None if no process group existed when the trace was written.
     rank: int | None
-    #: Process ids of the events, if they are numbers: ids of the operating system or of a device.
+    #: Process ids of the events. Ids that are not numbers are left out.
     pids: frozenset[int]
     #: Start of the first event, in µs since ``base_ns``.
     first_us: float
@@ -57,7 +55,7 @@ class TorchTrace:
     events_at: int
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yields every event as written; ``ts`` and ``dur`` in µs, ``ts`` since ``base_ns``."""
+        """Yields every event as written. Times are in µs, and ``ts`` counts from ``base_ns``."""
         position = _skip(self.text, self.events_at + 1)
         while self.text[position : position + 1] not in ("]", ""):
             event, position = _value(self.text, position, self.path)
@@ -67,7 +65,7 @@ class TorchTrace:
 
 
 def read_torch_trace(path: Path) -> TorchTrace:
-    """Reads the head of a trace, and goes through all events once to collect process ids.
+    """Reads a trace of torch.profiler; ``TorchTrace.events`` gives its events.
 
     Raises:
         CommprofError: the file cannot be opened, or is not a torch.profiler trace with a base time.
@@ -107,14 +105,12 @@ def _text(path: Path) -> str:
 
 @dataclass
 class _Seen:
-    """Process ids, earliest begin and number of all events, collected before any event is used."""
-
     pids: set[int] = field(default_factory=set)
     first_us: float = math.inf
     events: int = 0
 
     def add(self, event: Any) -> None:
-        """Adds one event; skips values that are not events.
+        """Adds one event.
 
         Raises:
             ValueError: ``ts`` is not a time.
@@ -135,8 +131,8 @@ def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
     """Goes through the text of a trace once.
 
     Returns:
-        The top-level values of the trace except its events; the position in ``text`` at which the
-        array of events begins, None if there is none; figures on all events.
+        Three values: the top-level values of the trace without its events; the position in ``text``
+        at which the array of events begins, or None without such an array; figures on all events.
     """
     head: dict[str, Any] = {}
     events_at, seen = None, _Seen()
@@ -177,26 +173,22 @@ def _skip(text: str, position: int) -> int:
     return match.end()
 
 
-#: Number of events whose times are converted to the common clock at a time.
 _CHUNK = 4096
-#: Process ids of the ranks are below this number; processes of merged traces get ids from this
-#: number on.
+#: Processes of torch.profiler get ids from this number on. The ranks' process ids are smaller.
 _FIRST_PID = 1_000_000
 #: Largest time of a 64-bit clock.
 _NEVER_NS = 2**63 - 1
-#: Arrows (flow events) of torch.profiler get ids from this number on; commprof's own arrows have
-#: smaller ids.
+#: Arrows of torch.profiler get ids from this number on. The ids of commprof's arrows are smaller.
 _FIRST_ARROW = 2**40
 
 
 def rank_index(view: Overview, trace: TorchTrace) -> int:
-    """Index in ``view.ranks`` of the rank to which a trace belongs.
+    """Returns the index in ``view.ranks`` of the rank to which a trace belongs.
 
-    The rank is that in the trace's ``distributedInfo``; without one, it is found from the trace's
-    process ids, else from its file's name.
+    The trace names the rank in its contents or in its file name.
 
     Raises:
-        CommprofError: none of these gives a rank of the run.
+        CommprofError: the trace belongs to no rank of the run.
     """
     named = re.search(r"rank[_-]?(\d+)", trace.path.name)
     same_pid = [rank for rank, pid in zip(view.ranks, view.pids, strict=True) if pid in trace.pids]
@@ -217,10 +209,9 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
 
 
 def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
-    """Extends the overview's window to every event of these traces.
+    """Extends the window of the overview, so that it contains all events of these traces.
 
-    Times count from the window's start. So an event before the window would get a negative time,
-    and viewers drop such events.
+    Times count from the start of the window, and viewers drop events with a negative time.
     """
     begins = [view.window.begin_ns]
     for trace in traces:
@@ -231,11 +222,11 @@ def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
 
 
 def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dict[str, Any]]:
-    """Yields the events of which a part lies in the overview's window, with new process ids.
+    """Yields the events that overlap the overview's window, with new process ids.
 
-    ``ts`` becomes the time since the start of the window, in µs. An event that began before the
-    window loses the part before it. Begins and ends are moved alike, so that events which touch or
-    lie within each other still do: Perfetto drops an event that ends 1 ns after the one around it
+    ``ts`` becomes the time since the start of the window, in µs. The part of an event before the
+    window is cut off. Starts and ends are converted in the same way, so that nested events stay
+    nested: Perfetto drops an event that ends 1 ns after its parent
     (``findings/perfetto_drops_slices_that_touch.sh``).
 
     Args:
@@ -275,12 +266,11 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
 
 
 def _has_time(event: dict[str, Any]) -> bool:
-    """False for metadata events, such as a process's name: they are valid at any time."""
+    """False for metadata events, such as the name of a process."""
     return event.get("ph") != "M"
 
 
 def _length_ns(event: dict[str, Any]) -> int | None:
-    """Length of a complete event in ns; None for other events, or if ``dur`` is not usable."""
     length = event.get("dur")
     if event.get("ph") != "X" or not isinstance(length, int | float):
         return None
@@ -288,7 +278,7 @@ def _length_ns(event: dict[str, Any]) -> int | None:
 
 
 def _common_ns(view: Overview, index: int, trace: TorchTrace, times_ns: Sequence[int]) -> Ints:
-    """Times of a trace, in ns since its ``base_ns``, on the common clock."""
+    """Converts times in ns since ``base_ns`` to the common clock."""
     offset_ns = trace.base_ns - view.unix_offsets_ns[index]
     own_ns = [time_ns + offset_ns for time_ns in times_ns]
     return view.clocks[index].to_common(np.array(own_ns, dtype=np.int64))
@@ -297,18 +287,10 @@ def _common_ns(view: Overview, index: int, trace: TorchTrace, times_ns: Sequence
 def _moved(
     event: dict[str, Any], pid: int, rank: int, place: int, time_ns: int, first_arrow: int
 ) -> Iterator[dict[str, Any]]:
-    """Yields ``event`` with a new process id and time; a flow event also gets a new id.
+    """Yields ``event`` with a new process id and time.
 
-    If ``event`` sets its process's place in the viewer, yields nothing. If ``event`` names its
-    process, first yields a new event that sets the place of this process.
-
-    Args:
-        event: event of a torch.profiler trace.
-        pid: new process id.
-        rank: rank that the trace belongs to.
-        place: index of the event's process among the processes of the trace, from 0.
-        time_ns: new time, since the start of the window.
-        first_arrow: number added to the ids of flow events, which viewers draw as arrows.
+    If the event names its process, first yields an event that sets the place of the process in the
+    viewer. ``first_arrow`` is added to the ids of flow events, which viewers draw as arrows.
     """
     name = event.get("name")
     if name == "process_sort_index":
@@ -326,8 +308,8 @@ def _moved(
 
 
 def sort_index(rank: int) -> int:
-    """Returns the sort index of a rank's process, which sets its place in the viewer.
+    """Returns the sort index that sets the place of a rank's process in the viewer.
 
-    The processes of the rank's merged torch.profiler traces get the sort indices after this one.
+    The processes of the rank's torch.profiler traces get the next sort indices.
     """
     return 1000 * rank

@@ -1,9 +1,8 @@
 """Starts capture in a script that does not use commprof itself.
 
-Two entry points use this file: ``sitecustomize.py`` in the same folder, which a launcher puts first
-on PYTHONPATH, and ``commprof.wrap``. Neither imports torch; the script may do so later. This file
-imports commprof's other modules only when capture starts: every Python process of a job runs this
-file, including processes that never train.
+``sitecustomize.py`` in the same folder and ``commprof.wrap`` use this file. Every Python process of
+a job runs this file, including processes that never train. So this file imports commprof's other
+modules only when capture starts, and does not import torch before the script does.
 """
 
 from __future__ import annotations
@@ -80,14 +79,14 @@ def pin() -> None:
     except (ValueError, IndexError):
         print(
             f"commprof: {CPUS_VARIABLE}={'/'.join(parts)!r} names no CPUs for local rank "
-            f"{local_rank} (a valid value for two ranks: 0-1/2,3); rank not pinned",
+            f"{local_rank} (a valid value for two ranks: 0-1/2,3); the rank is not pinned",
             file=sys.stderr,
         )
         return
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
-        print(f"commprof: rank not pinned to CPUs {sorted(cpus)}: {error}", file=sys.stderr)
+        print(f"commprof: the rank is not pinned to CPUs {sorted(cpus)}: {error}", file=sys.stderr)
 
 
 def arm(directory: str) -> None:
@@ -101,13 +100,12 @@ def arm(directory: str) -> None:
 def explain(directory: str, always: bool = False) -> None:
     """If this process records nothing, makes it print the reason when it ends.
 
-    Of several ranks only rank 0 prints. A process to which no launcher gave a rank may be one that
-    only starts ranks. Such a process prints only if training took place in this very process, and
-    if no trace in ``directory`` was written after the process began.
+    Of several ranks, only rank 0 prints. A process to which no launcher gave a rank may only start
+    other ranks. Such a process prints only if it trained and no trace was written meanwhile.
 
     Args:
-        directory: directory of the traces; the reason also goes to a file in it.
-        always: True if the user asked to record this very process.
+        directory: directory of the traces; the reason is also written to a file there.
+        always: True if the user asked to record this process.
     """
     pid, begin_s = os.getpid(), time.time()
 
@@ -119,16 +117,13 @@ def explain(directory: str, always: bool = False) -> None:
 
 
 class _Seen:
-    """Whether capture started in this process and, if it failed to start, why."""
-
     #: True once capture has started.
     capture = False
-    #: Why capture did not start; empty if nothing tried to start it.
+    #: Reason for which capture failed to start; empty if it did not fail.
     problem = ""
 
 
 def _speaks(directory: str, always: bool, begin_s: float) -> bool:
-    """True if this process is the one that prints that nothing was recorded."""
     if not (always or "RANK" in os.environ or _trained()):
         return False
     _make_importable()
@@ -154,7 +149,7 @@ def _speaks(directory: str, always: bool, begin_s: float) -> bool:
 
 
 def _trained() -> bool:
-    """True if this process made an optimizer: torch then replaces ``step`` in its class."""
+    """True if this process made an optimizer. torch then replaces ``step`` in the class."""
     optim = sys.modules.get("torch.optim.optimizer")
     kinds = list(optim.Optimizer.__subclasses__()) if optim is not None else []
     while kinds:
@@ -175,8 +170,8 @@ def _say_why(directory: str) -> None:
     else:
         why = (
             ", because this process never called init_process_group and made no other process "
-            f"group{ended}, so it used no collective of torch.distributed; to record its steps "
-            "nevertheless, use commprof.profile() in the script"
+            f"group{ended}; to record its steps without collectives, use commprof.profile() in the "
+            "script"
         )
     try:
         print(f"commprof: nothing is recorded{why}", file=sys.stderr)
@@ -188,7 +183,7 @@ def _say_why(directory: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """One-time import hook: lets other finders load a module, then passes it to ``then``."""
+    """One-time import hook that passes the module ``_TARGET`` to ``then`` after its import."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then
@@ -221,8 +216,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _patch(c10d: ModuleType, directory: str) -> None:
     """Makes capture start as soon as the script has made its first process group.
 
-    The script calls ``init_process_group``, or makes a ``ProcessGroup`` and registers a backend, as
-    torchft does.
+    torchft makes a ``ProcessGroup`` and registers a backend, without ``init_process_group``.
     """
     import threading  # costs nothing here, because torch has loaded it
 
@@ -259,7 +253,11 @@ def _patch(c10d: ModuleType, directory: str) -> None:
 
 
 def _refuse_nonsense(settings: RankSettings) -> None:
-    """Checks the settings before anything is recorded; raises UsageError if one is not valid."""
+    """Checks the settings.
+
+    Raises:
+        UsageError: a setting is not valid.
+    """
     from commprof import satellites
 
     if settings.hook:
@@ -284,14 +282,14 @@ def _refuse_nonsense(settings: RankSettings) -> None:
 
 def _make_importable() -> None:
     if "commprof" not in sys.modules and importlib.util.find_spec("commprof") is None:
-        # commprof runs from its checkout, which is appended last, to hide no module of the script.
+        # Appended last, so that commprof's folder hides no module of the script.
         sys.path.append(_ROOT)
 
 
 def _start(directory: str, group: Any = None) -> None:
-    """Starts capture; a failure is reported in one line, and the script goes on unrecorded.
+    """Starts capture. If that fails, prints one line, and the script continues without capture.
 
-    ``group`` is the process group that the script made itself; None after ``init_process_group``.
+    ``group`` is a process group that the script made without ``init_process_group``, else None.
     """
     from pathlib import Path
 
@@ -322,7 +320,7 @@ def _start(directory: str, group: Any = None) -> None:
         if group is not None:
             note_group(group)
         watch_exits()
-        # If `commprof run` started this rank, `commprof run` itself says where the traces are.
+        # If `commprof run` started this rank, `commprof run` prints where the traces are.
         profiler.says_end = control_path(job).parent == job
         allow_tracer(settings.tracer)
         watch_as_asked(job, settings.watchdog)
@@ -354,7 +352,7 @@ def _start(directory: str, group: Any = None) -> None:
         # A defect of commprof must not end the script.
         what = f"{type(error).__name__}: {error}"
         print(
-            f"commprof: not everything is recorded: {what} (a defect of commprof; please report "
+            f"commprof: the recording is incomplete: {what} (a defect of commprof; please report "
             "it)",
             file=sys.stderr,
         )

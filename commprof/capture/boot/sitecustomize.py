@@ -16,7 +16,6 @@ def _begin() -> None:
 
 
 def _run_shadowed() -> None:
-    """Runs the ``sitecustomize`` that Python would have found without this one."""
     import importlib.machinery
     import importlib.util
 
@@ -29,12 +28,9 @@ def _run_shadowed() -> None:
 
 
 def _arm(directory: str) -> None:
-    """Prepares capture, whose traces go to ``directory``.
-
-    Loads ``__init__.py`` by path, because ``commprof`` may not be importable.
-    """
     import importlib.util
 
+    # ``commprof`` may not be importable, so ``__init__.py`` is loaded by its path.
     path = os.path.join(_HERE, "__init__.py")
     spec = importlib.util.spec_from_file_location("_commprof_boot", path)
     if spec is not None and spec.loader is not None:
@@ -49,7 +45,7 @@ def _arm(directory: str) -> None:
 try:
     _begin()
 except KeyboardInterrupt:
-    # Ctrl-C while Python starts would print a fatal error with a traceback through this file.
+    # Otherwise a Ctrl-C during the start of Python prints a fatal error and a traceback.
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)

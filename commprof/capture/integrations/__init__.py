@@ -1,6 +1,6 @@
 """Callbacks that record a training framework's jobs; see ``docs/your_job.md``.
 
-There is one module per framework, named after it. Only importing that module imports the framework.
+There is one module per framework, and only that module imports the framework.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ DIRECTORY = "commprof-trace"
 
 
 class FrameworkRecording:
-    """The capture of one training run, from its first step to its last.
+    """Captures one training run of a framework.
 
-    A capture that already runs, such as that of ``commprof env``, stays unchanged: it keeps its
-    directory and its own rule for where steps end.
+    If a capture already runs, such as that of ``commprof env``, no second capture is started.
     """
 
     def __init__(self, directory: str | Path) -> None:
         """Prepares a recording.
 
-        ``directory``: directory for all ranks' traces. If it holds traces of a job already, the new
-        traces go to its subdirectory ``job_2``, and so on.
+        ``directory``: directory for all ranks' traces. Later jobs use its subdirectories ``job_2``,
+        ``job_3`` and so on.
         """
         self._directory = Path(directory)
         self._own: Profiler | None = None
@@ -38,7 +37,7 @@ class FrameworkRecording:
     def start(self, model: object) -> None:
         """Starts capture; call it on all ranks after ``init_process_group``, before the first step.
 
-        model: the model that the framework trains; a DDP model is timed bucket by bucket.
+        ``model``: the model that the framework trains. In a DDP model, each bucket is timed.
 
         Raises:
             CommprofError: as for ``Profiler.start``.
@@ -55,7 +54,7 @@ class FrameworkRecording:
             self._own.step()
 
     def figures(self) -> dict[str, float]:
-        """Returns figures to log, under flat ``commprof/...`` keys; empty if no capture runs."""
+        """Returns figures to log, with keys ``commprof/...``; empty if no capture runs."""
         profiler = active()
         return {} if profiler is None else profiler.summary()
 

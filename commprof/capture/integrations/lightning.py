@@ -15,7 +15,7 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _library() -> Any:
-    """Returns the Lightning package that the script has imported, else an installed one."""
+    """Returns the Lightning package that the script has imported, or else one that is installed."""
     for name in sorted(_NAMES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
@@ -34,14 +34,13 @@ _Callback: Any = _library().Callback
 class CommprofCallback(_Callback):
     """Records the communication of ``Trainer.fit``, with one step per optimizer update.
 
-    The callback is passed as ``Trainer(callbacks=[CommprofCallback()])`` and works under all of
-    Lightning's strategies. Validation and checkpoints between two updates belong to the step that
-    follows. Figures go to the trainer's loggers every ``log_every_n_steps`` updates, under keys
-    that begin with ``commprof/``; if ``log_every_n_steps`` is 0, no figures are logged.
+    Use ``Trainer(callbacks=[CommprofCallback()])``. Validation and checkpoints between two updates
+    are part of the next step. The trainer's loggers get figures every ``log_every_n_steps``
+    updates, under keys that begin with ``commprof/``.
     """
 
     def __init__(self, directory: str | Path = DIRECTORY) -> None:
-        """``directory``: directory of all ranks' traces; a second job writes to ``job_2`` in it."""
+        """``directory``: directory of all ranks' traces. A second job uses its ``job_2``."""
         self._recording = FrameworkRecording(directory)
         self._updates = 0
 

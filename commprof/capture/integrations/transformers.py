@@ -23,17 +23,16 @@ except ModuleNotFoundError as error:
 class CommprofCallback(TrainerCallback):
     """Records the communication of ``Trainer.train``, with one step per update.
 
-    Use ``trainer.add_callback(CommprofCallback(trainer))``. Callbacks are not given the wrapped
-    model, so this callback takes the model from the trainer. Evaluation and checkpoints between two
-    updates belong to the step that follows. Each time the trainer logs, figures are logged under
-    ``commprof/...``.
+    Use ``trainer.add_callback(CommprofCallback(trainer))``. Evaluation and checkpoints between two
+    updates are part of the next step. When the trainer logs, commprof's figures are logged too,
+    under keys that begin with ``commprof/``.
     """
 
     def __init__(self, trainer: Any, directory: str | Path = DIRECTORY) -> None:
         """Prepares the callback for ``trainer``.
 
-        ``directory``: directory for all ranks' traces. If it holds traces of a job already, the new
-        traces go to its subdirectory ``job_2``, and so on.
+        ``directory``: directory for all ranks' traces. Later jobs use its subdirectories ``job_2``,
+        ``job_3`` and so on.
         """
         self._trainer = trainer
         self._recording = FrameworkRecording(directory)
@@ -48,7 +47,7 @@ class CommprofCallback(TrainerCallback):
         self._recording.step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Logs recent figures after the trainer's own."""
+        """Logs commprof's recent figures after the trainer has logged its own figures."""
         figures = {} if self._logging else self._recording.figures()
         if figures:
             self._logging = True

@@ -1,1 +1,1 @@
-"""Facts about the job that ranks share: directory, rank and world size, clocks, hosts."""
+"""Facts about a job and its ranks: directory, ranks, clocks and hosts."""

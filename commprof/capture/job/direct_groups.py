@@ -1,7 +1,7 @@
-"""Process groups that a script makes itself, without ``init_process_group``.
+"""Gives tokens to process groups that a script makes without ``init_process_group``.
 
-Such a group has no name by which a report could match its ranks. So the ranks agree on a random
-text, through the group's own store, as soon as the group has a backend.
+Such a group has no name, so a report could not match its ranks. Instead, the ranks agree on a
+random token through the group's own store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class DirectGroups:
     """Gives a token to each nameless group that gets a backend while capture runs."""
 
     def __init__(self) -> None:
-        """Patches nothing yet."""
         self._patches = Patches()
 
     def install(self) -> None:
@@ -61,8 +60,8 @@ class DirectGroups:
 def note_group(group: Any) -> None:
     """Gives a token to a group without a name, for the group's description in the trace.
 
-    Does nothing for groups of one rank, and for groups that ``init_process_group`` or ``new_group``
-    makes: these get a name. Also does nothing if the group has no store, or its store fails.
+    Does nothing for a group of one rank. Also does nothing for a group that ``init_process_group``
+    or ``new_group`` makes, because these functions name the group.
     """
     if _native.native is None or group.size() < 2 or _made_by_c10d():
         return
@@ -70,11 +69,11 @@ def note_group(group: Any) -> None:
         token = group.get_group_store().compare_set(_KEY, "", secrets.token_hex(_TOKEN_BYTES))
         _native.native.note_group_token(group, bytes(token).decode())
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError):
-        return  # the group's ranks are then not matched
+        return  # a report then cannot match the group's ranks
 
 
 def _made_by_c10d() -> bool:
-    """True if the caller runs inside a function of torch that makes a group and then names it."""
+    """True if a function of torch is making the group; the function names the group later."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -85,10 +84,10 @@ def _made_by_c10d() -> bool:
 
 
 def say_if_without_group(path: Path) -> None:
-    """Prints that no collective is recorded, if this process's closed trace has no group.
+    """Prints a message if this process's closed trace has no process group.
 
-    Prints nothing if the trace is large, or if the native module is missing: without that module,
-    capture does not see groups that a script makes itself.
+    Prints nothing if the trace is large. Without the native module, nothing is printed either,
+    because capture then does not see groups that a script makes itself.
     """
     if _native.native is None or dist.is_initialized():
         return

@@ -1,9 +1,10 @@
-"""Chooses the directory of a job's traces, and the location of its ring buffers ("rings").
+"""Chooses the directory of a job's traces, and the place of its ring buffers ("rings").
 
-Several jobs may be started with the same directory. The first job writes into that directory, the
-next jobs into its subdirectories ``job_2``, ``job_3`` and so on. Rank 0 chooses the first of these
-directories that holds no job yet, and tells the other ranks through the default group's store.
-Rings lie in memory, never on a disk or a network file system, which could stall training.
+Several jobs may be started with the same directory. The first job uses the directory itself, and
+later jobs use its subdirectories ``job_2``, ``job_3`` and so on. Rank 0 chooses, and shares its
+choice through the default group's store.
+
+Rings lie in memory, because writing to a disk could stall training.
 """
 
 from __future__ import annotations
@@ -31,28 +32,26 @@ _KEY = "commprof/job_directory"
 #: How long a rank waits for rank 0's choice before it records to the given directory.
 _PATIENCE = timedelta(seconds=10)
 _MOST_JOBS = 1_000
-#: Variables in which a launcher identifies a job and its rendezvous, and the file that holds their
-#: values.
+#: Environment variables that identify a launched job, and the file that stores their values.
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _LAUNCH_FILE = "launch.txt"
-#: A rank that has made this file fills it within this time.
+#: Maximum time in which a rank that has made this file writes the content.
 _WRITES_WITHIN_S = 2.0
 
-#: Traces made by `_take` that no profiler has opened yet.
+#: Trace files that this module has made, and that no profiler has opened yet.
 _taken: set[Path] = set()
 
 
 def trace_name(rank: int) -> str:
-    """Returns the file name of a rank's trace; it has the attempt's number after a restart."""
+    """Returns the file name of a rank's trace. After a restart, the name includes the attempt."""
     return stem_of(rank, restart_count()) + ".trace"
 
 
 def agree(directory: Path) -> Path:
     """Agrees with the other ranks on the job's directory, and returns it.
 
-    Call it on all ranks after ``init_process_group``, equally often on each. Without a default
-    group, ranks of one launcher choose the same directory by the variables in which the launcher
-    identifies their job.
+    Call it on all ranks after ``init_process_group``, the same number of times on each rank.
+    Without a default group, the launcher's environment variables identify the job.
 
     Raises:
         CommprofError: rank 0 cannot make a trace in the directory, or the environment variable
@@ -77,7 +76,7 @@ def agree(directory: Path) -> Path:
         try:
             name = _take(directory, 0)
         finally:
-            store.set(key, name)  # even after an error: the other ranks wait for this choice
+            store.set(key, name)  # also after an error, because the other ranks wait for it
         return directory / name
     try:
         store.wait([key], _PATIENCE)
@@ -87,19 +86,17 @@ def agree(directory: Path) -> Path:
 
 
 def _next_key(store: Any, rank: int) -> str:
-    """Returns the key under which rank 0 stores its next choice of a directory.
+    """Returns the key under which rank 0 stores its next choice; all ranks get the same key.
 
-    The key is the same on all ranks. A choice must not be read again by a later call. The store may
-    keep the choice for the whole job: torchrun's store outlives process groups and restarted
-    processes. So the key holds the attempt and the index of the call, which the store counts for
-    each rank.
+    The store may outlive process groups and restarts, as torchrun's store does. So the key contains
+    the attempt and the number of this call.
     """
     attempt = f"{_KEY}/attempt_{restart_count()}"
     return f"{attempt}/{store.add(f'{attempt}/calls_of_rank_{rank}', 1)}"
 
 
 def _store() -> Any:
-    """Returns the default group's store; None for backends without one, such as MPI."""
+    """Returns the default group's store; None if the backend has no store, such as MPI."""
     try:
         return dist.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError, KeyError):
@@ -107,9 +104,9 @@ def _store() -> Any:
 
 
 def _take(directory: Path, rank: int) -> str:
-    """Makes this rank's trace in ``directory`` or, if another job uses it, in a ``job_N`` below it.
+    """Makes this rank's trace in the first directory that no other job uses.
 
-    Returns the name ``job_N``; empty for ``directory`` itself.
+    Returns the name of the subdirectory, such as ``job_2``; empty for ``directory`` itself.
     """
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]
     own: list[str] = []
@@ -131,13 +128,12 @@ def _take(directory: Path, rank: int) -> str:
 
 
 def _take_by_launch(directory: Path, rank: int) -> str:
-    """Makes this rank's trace next to those of the other ranks that the same launcher started.
+    """Makes this rank's trace in the directory of the other ranks of the same launcher.
 
-    The first of these ranks writes a file with the launcher's variables of the job. A later rank
-    takes the first directory whose file has the same content, if the rank's own trace is not in
-    that directory yet.
+    The first rank writes the launcher's variables into a file of the directory. Later ranks look
+    for the directory by this file.
 
-    Returns the name ``job_N``; empty for ``directory`` itself.
+    Returns the name of the subdirectory, such as ``job_2``; empty for ``directory`` itself.
     """
     for name in ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]:
         place = directory.absolute() / name
@@ -156,11 +152,11 @@ def _take_by_launch(directory: Path, rank: int) -> str:
 
 
 def _is_of_this_launch(place: Path) -> bool:
-    """True if ranks of this process's launcher record into ``place``, or no rank does yet."""
+    """True if ``place`` is used by ranks of this launcher, or by no rank yet."""
     own, path = " ".join(os.environ.get(name, "") for name in _LAUNCH), place / _LAUNCH_FILE
     try:
         place.mkdir(parents=True, exist_ok=True)
-        # A launch writes this file before its traces: traces without the file are of another job.
+        # Traces without this file belong to another job, because a launch makes the file first.
         if any(place.glob("rank_*.trace")) and not path.exists():
             return False
         with open(path, "x") as file:
@@ -173,10 +169,9 @@ def _is_of_this_launch(place: Path) -> bool:
 
 
 def _written(path: Path) -> str:
-    """Returns the content of a file that another rank may just have made, but not written yet.
+    """Waits until another rank has written a file, and returns the file's content.
 
-    Waits until the file is not empty. Returns "" if the file stays empty, because the rank that
-    made it was killed, or if the file cannot be read.
+    Returns "" if the file stays empty or cannot be read.
     """
     until_s = time.monotonic() + _WRITES_WITHIN_S
     with suppress(OSError):
@@ -187,11 +182,10 @@ def _written(path: Path) -> str:
 
 
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
-    """Finds the directory in which this elastic job recorded before its restart.
+    """Finds the directory that this elastic job used before its restart.
 
-    Returns:
-        A list with one of ``names``: the last one whose trace of this rank has this job's elastic
-        run id, or else the last one with any trace of this rank. Empty if no directory has one.
+    Returns one of ``names`` in a list, or an empty list. Prefers a directory whose trace has this
+    job's elastic run id.
     """
     found = [name for name in names if (directory / name / f"rank_{rank}.trace").exists()]
     own = []
@@ -199,28 +193,25 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
         with suppress(CommprofError, OSError):
             metadata = read_first_metadata(directory / name / f"rank_{rank}.trace")
             if state_of(metadata) in (State.RUNS, State.STOPPED):
-                found.remove(name)  # the trace of another replica, whose attempt has not ended
+                found.remove(name)  # another replica, which has not ended, records there
             elif metadata.get("replica", "") == replica_label():
                 own += [name] * (metadata.get("elastic_run_id") == elastic_run_id())
     return (own or found)[-1:]
 
 
 def beside_other_replicas(path: Path) -> Path:
-    """Returns the path of this process's trace: ``path``, or another if a replica records there.
+    """Returns ``path``, or a path in a ``job_N`` if another replica uses the same directory.
 
-    Replicas with a launcher of their own, such as torchft's, are rank 0 of 1 each. If ``path``
-    exists, and a process still records to its directory or to a ``job_N`` in that directory, this
-    process takes a ``job_N`` of its own there; so does a replica that was killed and started again.
-    In all other cases returns ``path``. If ``path`` exists, it is then the trace of an earlier job,
-    and :func:`claim` refuses it.
+    Each of torchft's replicas has a launcher of its own, and so has rank 0 and world size 1. All
+    these replicas would otherwise record to the same path.
     """
     alone = not dist.is_initialized() and rank_and_world_size()[1] == 1
     if not alone or path in _taken or not path.exists() or not _is_recorded_to(path.parent):
         return path
     name = _take(path.parent, 0)
     print(
-        f"commprof: another process records to {path}; this one, of another replica or job, "
-        f"records to {path.parent / name}",
+        f"commprof: another replica or job already records to {path}, so this process records "
+        f"to {path.parent / name}",
         file=sys.stderr,
     )
     return path.parent / name / path.name
@@ -239,7 +230,7 @@ def _is_recorded_to(directory: Path) -> bool:
 
 
 def claim(path: Path) -> None:
-    """Creates an empty trace file, which must not exist yet unless ``agree`` made it.
+    """Creates an empty trace file. Accepts an existing file only if ``agree`` has made it.
 
     Raises:
         CommprofError: the file exists or cannot be made.
@@ -267,7 +258,7 @@ _MEMORY = Path("/dev/shm")
 def ring_prefix() -> str:
     """Returns the path prefix of the ring files in ``/dev/shm``.
 
-    Empty if ``/dev/shm`` is not usable: rings then lie in the process's memory and die with it.
+    Empty if ``/dev/shm`` cannot be used. The rings then lie in the process's own memory.
     """
     name = f"commprof-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}-"
     in_memory = os.path.ismount(_MEMORY.resolve()) and os.access(_MEMORY, os.W_OK)
@@ -275,11 +266,10 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Writes a file that names the process that owns the rings, and the process's trace.
+    """Writes a file that names the owner of the rings: this process and its trace.
 
     The host's first rank also removes this user's old rings whose process and trace are both gone.
-    ``prefix`` is a result of ``ring_prefix``; ``path``, ``session`` and ``metadata`` are the
-    trace's.
+    ``prefix`` is a result of ``ring_prefix``. The other arguments describe the trace.
     """
     if metadata["capture"] != "native" or not prefix:
         return

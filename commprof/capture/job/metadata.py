@@ -22,14 +22,13 @@ from commprof.trace.documents import MORE_METADATA, backends_by_device
 from commprof.trace.run.endings import restart_count
 from commprof.trace.run.processes import link_of, text_of
 
-#: Largest number of characters of a network address that are recorded.
 _LONGEST_ADDRESS = 400
 
 
 def _backend() -> str:
-    """Returns the default group's backend for the accelerator or, without one, for the CPU.
+    """Returns the default group's backend; empty if there is no default group.
 
-    Empty if there is no default group.
+    If the group has several backends, the accelerator's backend is returned, or else the CPU's.
     """
     if not dist.is_initialized():
         return ""
@@ -43,11 +42,10 @@ def _backend() -> str:
 
 
 def script_path() -> str:
-    """Returns the absolute path of this process's script; empty if none, or if not found."""
+    """Returns the absolute path of this process's script; empty if the file is not found."""
     file = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
-    # runpy leaves a relative path unchanged, and the script may have changed its working folder. So
-    # the path is also looked for in the script's folder, the first entry of sys.path; that entry is
-    # "" if Python was given no script.
+    # A relative path is wrong if the script has changed its working directory. So the file is also
+    # looked for in the first entry of sys.path, which is the script's directory or "".
     folder = sys.path[0] if sys.path else ""
     paths = [os.path.abspath(file)]
     if folder:
@@ -56,7 +54,6 @@ def script_path() -> str:
 
 
 def _debug_level() -> str:
-    """Returns torch's level of TORCH_DISTRIBUTED_DEBUG, such as DETAIL; empty without c10d."""
     return str(dist.get_debug_level().name) if dist.is_available() else ""
 
 
@@ -83,7 +80,7 @@ def rank_and_world_size() -> tuple[int, int]:
 def _local_rank() -> int:
     """Returns this process's rank on its host, from the launcher's environment.
 
-    Without a usable value, returns 0: some scripts set -1 for "no launcher".
+    Returns 0 if the value is not a rank: some scripts set -1.
     """
     text = os.environ.get("LOCAL_RANK")
     if text is None:
@@ -92,12 +89,12 @@ def _local_rank() -> int:
 
 
 def elastic_run_id() -> str:
-    """Returns torchrun's name of the job, equal in all its attempts; empty without torchrun."""
+    """Returns torchrun's id of the job, which restarts do not change; empty without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def topology_address() -> str:
-    """Returns SLURM's name of this host's place in the network, such as "switch.switch.node".
+    """Returns SLURM's address of this host in the network, such as "switch.switch.node".
 
     Empty without SLURM, or if SLURM does not know the network.
     """
@@ -105,24 +102,23 @@ def topology_address() -> str:
 
 
 def replica_label() -> str:
-    """Returns torchft's name of the replica group that this process belongs to; empty if none."""
+    """Returns torchft's name of this process's replica group; empty without torchft."""
     return os.environ.get("REPLICA_GROUP_ID", "")
 
 
 def clock_identity() -> list[str]:
-    """Returns boot id and time namespace; processes in which both are equal share CLOCK_MONOTONIC.
+    """Returns boot id and time namespace; an unknown value is empty.
 
-    Each is empty if not known.
+    Processes with equal boot ids and equal time namespaces share CLOCK_MONOTONIC.
     """
     boot_id = text_of("/proc/sys/kernel/random/boot_id").strip()
     return [boot_id, link_of("/proc/self/ns/time")]
 
 
 def host_identity() -> list[str]:
-    """Returns machine and network namespace; processes in which both are equal are on one host.
+    """Returns the machine's boot id, or else its hostname, and the network namespace.
 
-    The machine is given by its boot id or, if that is unknown, by its hostname. An unknown
-    namespace is empty.
+    Processes with equal values count as one host. An unknown namespace is empty.
     """
     return [clock_identity()[0] or socket.gethostname(), link_of("/proc/self/ns/net")]
 
@@ -149,13 +145,11 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of a trace's first block.
 
     Args:
-        ring_prefix: start of the paths of the files that hold the threads' ring buffers; each file
-            adds a number to it. Unused if the native module is missing.
+        ring_prefix: path prefix of the ring files. Unused if the native module is missing.
         extra: metadata that the script gave to ``profile``.
 
     Raises:
-        CommprofError: ``extra`` sets one of commprof's own keys to another value, or a key that
-            commprof sets only in later blocks of the trace.
+        CommprofError: ``extra`` sets a key that commprof itself writes.
     """
     rank, world_size = rank_and_world_size()
     native = _native.native
@@ -220,7 +214,7 @@ def _cpu_model() -> str:
 
 
 def gloo_threads() -> dict[str, int]:
-    """Returns how many threads run the collectives of each CPU group, by the group's name."""
+    """Returns the number of threads for each CPU group's collectives, by the group's name."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
     found = {}
@@ -233,5 +227,5 @@ def gloo_threads() -> dict[str, int]:
             elif backend.name() == "commprof":
                 found[str(group.group_name)] = 1  # one thread copies through shared memory
         except (AttributeError, RuntimeError, TypeError):
-            pass  # an attribute, private to torch, is gone; or the group has no backend for the CPU
+            pass  # no backend for the CPU, or torch has removed a private attribute
     return found

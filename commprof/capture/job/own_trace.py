@@ -10,13 +10,12 @@ from commprof.trace.run.endings import rank_and_attempt
 if TYPE_CHECKING:
     from commprof.monitor.observer import Observer
 
-#: Only records older than this are used. The caller has flushed, but other threads may still have
-#: to record that newer collectives have ended.
+#: Only records older than this are used, because other threads may be late with records of ends.
 _SETTLED_NS = 10_000_000
 
 
 class OwnTrace:
-    """Reader of this rank's own trace; opens and imports nothing before its first use."""
+    """Reader of this rank's own trace; opens nothing before its first use."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -32,7 +31,7 @@ class OwnTrace:
         """
         if path is None:
             return {}
-        # Imported on demand: capture alone must not load the analysis.
+        # Imported here, because capture alone must not load the analysis.
         from commprof.monitor.metrics.metrics import flat
         from commprof.monitor.observer import Following, Observer
 

@@ -1,9 +1,10 @@
 """Connects ranks through the default group's store, to compare clocks and to share arrivals.
 
-Arrivals are the times at which ranks issued each collective. No collective is issued to connect.
-Capture may start before the default group exists. So each capture tries to connect when it starts,
-and tries again at the ends of training steps. The native module compares clocks on threads of its
-own: rank 0 writes the address at which it answers into the store, and the other ranks read it.
+Arrivals are the times at which ranks issued each collective. The default group may not exist yet
+when capture starts. So capture tries to connect at its start, and again after training steps.
+
+The native module compares clocks on its own threads. Rank 0 writes its address into the store, and
+the other ranks read the address.
 """
 
 from __future__ import annotations
@@ -25,23 +26,20 @@ from commprof.capture.job.metadata import clock_identity
 #: How long capture waits at its start for another rank's entry in the store.
 _WAIT_S = 0.5
 _POLL_S = 0.01
-#: Least time between two tries at the ends of steps, and the largest number of such tries. Each try
-#: costs an exchange with the store.
+#: Minimum time between two tries after steps, and maximum number of these tries.
 _LATER_S = 0.1
 _LOOKS = 100
-#: Largest number of hosts that send their arrivals to the same host in the tree of hosts.
+#: Hosts form a tree. This is the maximum number of hosts that send arrivals to the same parent.
 _CHILDREN = 16
-#: Hosts that take the place of the tree's root, in this order, if the root does not answer. Hosts
-#: are numbered from 1, and host 1 is the root.
+#: Hosts that replace the tree's root, host 1, if the root does not answer; in order of preference.
 _STAND_INS = (2, 3)
 
 
 class StoreLink(ABC):
-    """A connection to other ranks, made through the store; start() and poll() never raise."""
+    """A connection to other ranks, made through the store; ``start`` and ``poll`` never raise."""
 
     def __init__(self, pending: bool) -> None:
         """``pending``: True if this rank should try to connect."""
-        #: True while this rank should still try to connect; see :meth:`poll`.
         self.pending = pending
         self._polls = 0
         self._not_before = 0.0
@@ -55,10 +53,7 @@ class StoreLink(ABC):
                 time.sleep(_POLL_S)
 
     def poll(self) -> None:
-        """Tries to connect again; call it at the end of each step while ``pending`` is True.
-
-        Earlier tries fail if the default group or another rank does not exist yet.
-        """
+        """Tries to connect again; call it at the end of each step while ``pending`` is True."""
         now = time.monotonic()
         if now < self._not_before or not dist.is_initialized():
             return
@@ -66,7 +61,7 @@ class StoreLink(ABC):
         self._polls += 1
         self._poll()
         if self._polls >= _LOOKS:
-            self.pending = False  # presumably the rank to connect to does not record
+            self.pending = False  # the other rank probably does not record
 
     @abstractmethod
     def agreed(self) -> bool:
@@ -76,8 +71,7 @@ class StoreLink(ABC):
         try:
             self.pending = not self.agreed()
         except Exception:
-            # The store may be gone or lack a method; an address, socket or file may be missing.
-            # This rank then stays without the connection, but training must go on.
+            # Training must go on without the connection, for example if the store is gone.
             self.pending = False
 
 
@@ -87,10 +81,10 @@ def default_store(prefix: str) -> Any:
 
 
 class ClockLink(StoreLink):
-    """Compares this rank's clock with rank 0's; its methods never raise."""
+    """Compares this rank's clock with the clock of rank 0."""
 
     def __init__(self, chosen: str) -> None:
-        """chosen: value of ``RankSettings.clock``."""
+        """``chosen``: value of ``RankSettings.clock``."""
         super().__init__(chosen != "off")
         self._always = chosen == "always"
         self._following = False
@@ -103,7 +97,7 @@ class ClockLink(StoreLink):
             self._following = False
 
     def agreed(self) -> bool:
-        """Tries once to start or reach rank 0's clock server; True if no other try is needed."""
+        """Starts the clock server on rank 0, or tries to connect to it; True if that is done."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1 or (on_one_host(world_size) and not self._always):
             return True
@@ -127,7 +121,7 @@ class ClockLink(StoreLink):
 
 
 def _open_clock_server(store: Any, world_size: int) -> dict[str, Any]:
-    """Starts rank 0's clock server; returns its address, with port 0 if it did not start."""
+    """Starts the clock server, and returns its address; port 0 means that the start failed."""
     server = {"address": "", "port": 0, "token": 0, "clock": clock_identity()}
     try:
         address = own_address(store)
@@ -146,22 +140,15 @@ def _note_same_clock() -> None:
 
 
 def on_one_host(world_size: int) -> bool:
-    """True if one launcher started all ranks, so that they have one clock."""
+    """True if one launcher started all ranks on this host."""
     return os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
 
 
 class ArrivalLink(StoreLink):
-    """Connects this rank with the other ranks to share arrivals in always-on mode.
-
-    In that mode, capture keeps histograms instead of records.
-    """
+    """Connects this rank with the other ranks to share arrivals in always-on mode."""
 
     def __init__(self) -> None:
-        """Makes a link that is not connected yet.
-
-        Without the native module, which exchanges the arrivals, ``pending`` is False, so that the
-        link never tries to connect.
-        """
+        """Makes a link; it never connects if the native module is missing."""
         super().__init__(_native.native is not None)
 
     def agreed(self) -> bool:
@@ -181,11 +168,10 @@ class ArrivalLink(StoreLink):
 
 
 class _BoardRendezvous:
-    """Connects a process group's ranks to their host's board of arrivals, and connects the hosts.
+    """Connects the ranks of a host to a board, and connects the hosts to each other.
 
-    A board is memory that the ranks of a host share; the hosts form a tree. The rendezvous outlives
-    a capture, but keeps neither the group nor its store alive: a store's server that outlives
-    ``destroy_process_group`` would serve this group's entries to the next group.
+    A board is memory that the ranks of a host share. This object must not keep the group's store
+    alive after ``destroy_process_group``: the next group would then read the old entries.
     """
 
     def __init__(self, native: Any, group: object) -> None:
@@ -196,11 +182,10 @@ class _BoardRendezvous:
         self._host_prefix = "commprof_arrivals/" + "/".join(identity)
         self._is_first: bool | None = None
         self._has_board = False
-        #: Indices (from 1) of hosts whose addresses this rank has yet to read from the store.
+        #: Indices, from 1, of the hosts whose addresses this rank must still read from the store.
         self._parents: list[int] = []
 
     def agreed(self) -> bool:
-        """Tries once to connect; returns True if another try is not needed or cannot succeed."""
         if not self._has_identity:
             return True
         job = default_store("commprof_arrivals")
@@ -227,9 +212,8 @@ class _BoardRendezvous:
         return True
 
     def _begin_to_carry(self, job: Any) -> int:
-        """Starts sharing arrivals with other hosts.
+        """Starts sharing arrivals with other hosts, and writes this host's address into ``job``.
 
-        Writes this host's address into ``job``, the store that the ranks of all hosts share.
         Returns this host's index, from 1; 0 on failure.
         """
         number = int(job.add("hosts", 1))
@@ -244,7 +228,7 @@ class _BoardRendezvous:
         return number if here["port"] else 0
 
     def _meet_parents(self, job: Any) -> bool:
-        """Connects to the hosts above this one; returns True once all their addresses were read."""
+        """Connects to this host's parents in the tree; False while an address is missing."""
         while self._parents:
             key = f"host/{self._parents[0]}"
             if not job.check([key]):
@@ -256,12 +240,11 @@ class _BoardRendezvous:
 
 
 def possible_parents(host: int) -> list[int]:
-    """Returns the hosts to which a host may send its arrivals, the best first.
+    """Returns the hosts to which a host may send its arrivals, in order of preference.
 
-    Hosts have indices from 1 in a tree in which each host has at most 16 children. A host sends to
-    its parent. If the parent does not answer, the host sends to the parent's parent, and so on up
-    to the root, and then to the root's stand-ins. All of these have lower indices, and so exist
-    already. Host 1 is the root; for it, and for 0 (no host), the result is empty.
+    The first is the host's parent in the tree, then the parent's parent, and so on up to the root.
+    The last are the hosts that replace a root that does not answer. The result is empty for the
+    root, which is host 1, and for 0, which means no host.
     """
     above = []
     number = host
@@ -271,25 +254,20 @@ def possible_parents(host: int) -> list[int]:
     return above + [number for number in _STAND_INS if number < host and number not in above]
 
 
-#: The rendezvous of the current default group, if there is one.
+#: Holds the rendezvous of the current default group, or nothing.
 _meetings: list[_BoardRendezvous] = []
 os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _ranks_per_host() -> int:
-    """Returns how many ranks the launcher started on this host; if unknown, 8.
-
-    The result is never more than the world size.
-    """
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(dist.get_world_size(), int(given) if given.isdigit() else 8)
 
 
 def _make_board(native: Any) -> dict[str, Any]:
-    """Makes the memory in which this host's ranks share arrivals.
+    """Makes this host's board; returns the path of the board and the token that opens it.
 
-    Returns its ``path``, and the random ``token`` that a rank must present to open it. ``token`` is
-    0 if the memory cannot be made.
+    The token is 0 if the board cannot be made.
     """
     token = secrets.randbits(63) | 1
     try:

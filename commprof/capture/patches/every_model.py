@@ -19,12 +19,10 @@ _CAPS = "bucket_cap_mb_list"
 
 
 def attach_every_model(compressor: str) -> None:
-    """Attaches a new compressor to each DDP model that is made later.
+    """Attaches a compressor to each DDP model that the script makes from now on.
 
-    If the script registers a hook later, the hook replaces the compressor in that model, and
-    commprof reports this on stderr. If a model cannot have the compressor, it trains without the
-    compressor on all of its ranks, and the first of these ranks prints why: attaching fails on all
-    ranks or on none.
+    A hook that the script registers later replaces the compressor. If a compressor cannot be
+    attached, the model's first rank prints the reason, and the model trains without it.
 
     Args:
         compressor: text that ``commprof.compressors.parse`` accepts.
@@ -53,9 +51,9 @@ def attach_every_model(compressor: str) -> None:
 
 
 def cap_every_model(cap_mb: float) -> None:
-    """Sets the bucket cap of each DDP model that is made later, unless the script sets a cap.
+    """Sets the bucket cap of each DDP model that is made from now on.
 
-    Rank 0 reports once on stderr that a model's own cap was kept.
+    If the script sets a model's cap, this cap is kept, and rank 0 prints a message once.
 
     Args:
         cap_mb: the cap in MiB, the value for DDP's argument ``bucket_cap_mb``.
@@ -73,8 +71,9 @@ def cap_every_model(cap_mb: float) -> None:
         elif not said and dist.get_rank() == 0:
             said = True
             print(
-                f"commprof: the script sets {named} for a model, which keeps it; --bucket-cap-mb "
-                f"{cap_mb:g} applies only to models for which the script sets no cap",
+                f"commprof: the script sets {named} for a model, and this cap is kept; "
+                f"--bucket-cap-mb {cap_mb:g} applies only to models for which the script sets no "
+                f"cap",
                 file=sys.stderr,
             )
         original(self, *args, **kwargs)
@@ -83,10 +82,7 @@ def cap_every_model(cap_mb: float) -> None:
 
 
 def _named(signature: inspect.Signature, *args: Any, **kwargs: Any) -> str:
-    """Returns the bucket cap that DDP's arguments set, as text.
-
-    Empty if they set none, or are not valid arguments of DDP.
-    """
+    """Returns DDP's argument for the bucket cap as ``name=value``; empty if there is none."""
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 _NOTHING = object()
-#: Replacements that ``Patches.remove`` left in place, by ``id(replacement)``: the replacement, and
-#: the function that it replaced.
+#: Replacements that ``Patches.remove`` left in place, and the functions that they replaced. A key
+#: is the ``id()`` of the replacement.
 _left: dict[int, tuple[Any, Any]] = {}
 
 
@@ -19,13 +19,12 @@ class Patches:
     """Replacements of functions, in place until :meth:`remove` is called."""
 
     def __init__(self) -> None:
-        """Makes the list of patches; nothing is replaced yet."""
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
-        """Replaces ``owner.name`` on ``owner`` itself, not on the class it inherits from.
+        """Replaces ``owner.name``; base classes of ``owner`` stay unchanged.
 
-        If other code replaces ``owner.name`` later, :meth:`remove` leaves that in place.
+        If other code replaces ``owner.name`` later, :meth:`remove` leaves the name as it is.
         """
         before = original_of(vars(owner).get(name, _NOTHING))
 
@@ -43,10 +42,8 @@ class Patches:
     def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
         """Replaces ``owner.name``; :meth:`remove` keeps the replacement if torch.compile was used.
 
-        The name is replaced on ``owner`` itself, not on a class that ``owner`` inherits from.
-        Restoring the original would make torch.compile recompile. So after :meth:`remove`, and
-        while a compiler traces the replacement, the replacement must do nothing but call the
-        original. A later capture puts a new replacement in place of a kept one.
+        Restoring the original would make torch.compile recompile. So ``replacement`` must only call
+        the original after :meth:`remove`, and while a compiler traces ``replacement``.
         """
         before = original_of(inspect.getattr_static(owner, name))
         is_inherited = name not in vars(owner)
@@ -69,7 +66,7 @@ class Patches:
         self._undo.append(undo)
 
     def on_remove_for_compilers(self, undo: Callable[[], None]) -> None:
-        """Registers ``undo`` for :meth:`remove`, which skips it if torch.compile compiled anything.
+        """Like :meth:`on_remove`, but ``undo`` is not called if torch.compile was used.
 
         After ``undo``, torch.compile would have to recompile.
         """
@@ -82,17 +79,17 @@ class Patches:
 
 
 def original_of(function: Any) -> Any:
-    """Returns the original of a replacement that ``Patches.remove`` kept; else ``function``."""
+    """Returns the original of a kept replacement; returns any other ``function`` unchanged."""
     while id(function) in _left:
         function = _left[id(function)][1]
     return function
 
 
 def _stand_in_file_of(function: Any, replacement: Any) -> None:
-    """Gives the code of ``replacement`` the file name and first line number of ``function``.
+    """Gives ``replacement`` the file name and the line number of ``function``.
 
-    ``torch.compile`` decides from a function's file whether to trace the function, to trace its
-    caller, or to leave it alone. If the files differed, the model would get other graph breaks.
+    ``torch.compile`` decides from the file name whether to trace a function. With another file
+    name, it would compile the model differently.
     """
     code = getattr(function, "__code__", None)
     if code is not None:
@@ -107,15 +104,14 @@ def _has_compiled() -> bool:
 
 
 def uncompiled(function: Any, callees: bool = False) -> Any:
-    """Tells ``torch.compile`` not to compile ``function`` on its own; returns ``function``.
+    """Tells ``torch.compile`` not to compile ``function`` separately; returns ``function``.
 
-    The graph of a compiled caller still includes ``function``. While ``torch.compile`` traces this
-    graph, ``torch.compiler.is_compiling()`` is True. If ``function`` replaces a function of torch,
-    ``function`` must only call the original during tracing, so that the graph stays the same.
+    ``function`` can still become a part of a compiled caller's graph. While the caller is traced,
+    ``torch.compiler.is_compiling()`` is True.
 
     Args:
         function: any function; functions that are not written in Python are never compiled.
-        callees: True if the functions that ``function`` calls must not be compiled either.
+        callees: True to exclude also the functions that ``function`` calls.
     """
     frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
     code = getattr(function, "__code__", None)

@@ -1,32 +1,24 @@
 """Python patches for waits that the native module cannot see, and for attributes of Works.
 
-``work.get_future().wait()`` and ``torch.futures.wait_all``: the native module times a Work's
-``wait``. But the future in the Work is torch's own, and C++ cannot distinguish it from other
-futures. So the Work's Python methods tell which futures are a collective's, and the futures' Python
-methods report the waits. Their results and exceptions stay the same. A rank that has left the loop
-of ``ddp.join()`` early takes part in the other ranks' all-reduces, and waits for futures that DDP's
-reducer made. So a patch of the reducer's ``_run_comm_hook`` tells which futures these are.
+Futures: the native module times a Work's ``wait``, but C++ cannot distinguish a collective's future
+from other futures. So patches of the Work's methods report which futures belong to collectives, and
+patches of the futures' methods report the waits. A rank that has left the loop of ``ddp.join()``
+waits for futures that DDP's reducer made. So the reducer's ``_run_comm_hook`` is patched, too.
 
-``stream.wait_event`` and ``stream.wait_stream``: the native module times the wait if a ``Work``
-makes a device's stream wait. FSDP2 makes a stream wait without a Work: it issues its collectives on
-streams of its own, records an event after them, and makes the compute stream wait for the event. So
-the events' Python methods report that wait. ``record`` stores in the event which collective the
-stream ran or waited for last. A later wait for the event is reported as a wait for this collective.
-Nothing is reported if there was no collective before the event, or if a wait for the collective was
-reported before.
+Events: the native module times the wait if a Work makes a device's stream wait. FSDP2 instead
+records an event after its collectives, and makes the compute stream wait for the event. So a patch
+of ``record`` stores the stream's last collective in the event. A later wait for the event is
+reported as a wait for this collective.
 
-Attributes of Works: while capture runs, scripts get a Work of the native module, which times waits.
-This native Work holds the backend's Work. All of c10d's methods go through the native Work; any
-other attribute is looked up in the backend's Work.
+Attributes of Works: while capture runs, scripts get a native Work, which holds the backend's Work.
+Attributes that c10d does not define are looked up in the backend's Work.
 
-``ddp.finalize_backward()``, from torch 2.15 on: with ``require_manual_backward_finalization`` DDP
-waits for its buckets there, and not at the end of the backward pass. So a patch of that method
-reports when it begins and ends.
+``ddp.finalize_backward()``, from torch 2.15 on: with ``require_manual_backward_finalization``, DDP
+waits for its buckets in this method. So a patch of the method reports when it begins and ends.
 
-``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each operation inside goes through the
-dispatcher, but none has a Work to wait for. NCCL returns one Work for all operations at the end,
-and not through the dispatcher. So the process group's methods report where a coalesced call begins
-and ends.
+Coalesced calls, such as ``dist.batch_isend_irecv``: NCCL returns one Work for all operations of the
+call, and the dispatcher does not see this Work. So patches of the process group's methods report
+where a coalesced call begins and ends.
 """
 
 from __future__ import annotations
@@ -55,7 +47,6 @@ class FutureWaits:
     """Patches of the methods that return, wait for or combine futures."""
 
     def __init__(self) -> None:
-        """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self) -> None:
@@ -126,10 +117,9 @@ def _gathered(original: Callable[..., Any], follow: Callable[[Any, list[Any]], N
 
 
 class ManualFinalization:
-    """Patch of the method by which a script finalises DDP's backward pass itself."""
+    """Patch of the method ``finalize_backward`` of DDP models."""
 
     def __init__(self) -> None:
-        """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self) -> None:
@@ -172,24 +162,22 @@ def _timed_finalisation(original: Callable[..., Any], marks: Any) -> Any:
     return finalize_backward
 
 
-#: Name of the attribute in which an event holds the last collective before the event.
+#: Attribute of an event that holds the last collective before the event.
 _BEHIND = "_commprof_behind"
 
 
 class StreamWaits:
-    """Patches of the methods that record an event on a stream, or let a stream wait for it."""
+    """Patches of the methods that record an event, or that make a stream wait for an event."""
 
     def __init__(self) -> None:
-        """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self, event: type[Any] | None = None) -> None:
         """Installs the replacements; does nothing without the native module.
 
         Args:
-            event: the event class to patch; None: ``torch.cuda.Event``, whose methods CUDA's
-                streams call in ``wait_event`` and ``wait_stream``, or no class if torch was built
-                without CUDA.
+            event: the event class to patch. None stands for ``torch.cuda.Event``; nothing is
+                patched then if torch was built without CUDA.
         """
         native = _native.native
         if event is None and torch.backends.cuda.is_built():
@@ -205,7 +193,7 @@ class StreamWaits:
 
 
 def _named(stream: Any) -> tuple[int, int] | None:
-    """Returns a stream's device and id; None if ``stream`` is None, which means the current one."""
+    """Returns a stream's device and id; None stands for the current stream."""
     return None if stream is None else (int(stream.device_index), int(stream.stream_id))
 
 
@@ -236,7 +224,7 @@ def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
 def show_inner_attributes() -> None:
     """Makes attributes of a backend's Work available on the native Work that wraps it.
 
-    The attributes stay available after capture, until the process ends.
+    This is not undone when capture stops.
     """
     native = _native.native
     if native is None or "__getattr__" in vars(dist.Work):
@@ -257,10 +245,9 @@ _START, _END = "_start_coalescing", "_end_coalescing"
 
 
 class Coalescing:
-    """Patches of the two methods of process groups that begin and end a coalesced call."""
+    """Patches of the process group's methods that begin and end a coalesced call."""
 
     def __init__(self) -> None:
-        """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self) -> None:

@@ -1,8 +1,8 @@
 """``--config FILE``: options of a command from a YAML file; the command line overrides them.
 
-A key is an option's name without its leading dashes; the command's parser defines the keys and
-their types. A value is the text of a YAML scalar, and is converted as on the command line. So
-`mode: off` is the word `off`, not False, and no YAML tag can construct a Python object.
+A key is an option's name without its leading dashes. The text of a value is converted as on the
+command line, so `mode: off` is the word `off`, not False. No YAML tag can construct a Python
+object.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from commprof.workloads.spec import allowed
 if TYPE_CHECKING:
     from yaml import MappingNode, Node
 
-#: Size limit of a configuration file.
 _MOST_BYTES = 1 << 20
-#: Options whose text is a comma-separated list; a file may give a list.
+#: Options that take a comma-separated list. A file may give a YAML list instead.
 _LISTS = ("world_sizes", "strategy", "trial")
-#: Options that read NAME:key=value,...; a file may give {NAME: {key: value}}.
+#: Options that take NAME:key=value,... A file may give {NAME: {key: value}} instead.
 _SPECS = ("workload", "hook", "strategy", "trial")
-#: Pairs of options that exclude each other: if one is on the command line, the other one is ignored
-#: in the file.
+#: Pairs of options that exclude each other. If the command line has one of them, its rival in the
+#: file is ignored.
 RIVALS = (
     *(("steps", "epochs"), ("nproc", "world_sizes")),
     *(("hook", "trial"), ("bucket_cap_mb", "trial"), ("fsdp", "trial")),
     *(("price_per_hour", "trial"), ("price_per", "trial")),
 )
-#: Options that a file cannot set.
 _NOT_IN_FILES = ("help", "help_all", "config")
 
 _TAG = "tag:yaml.org,2002:"
@@ -48,8 +46,7 @@ def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
         actions: actions of the command's parser.
 
     Raises:
-        UsageError: the file does not exist or is not a mapping of plain values, a key is unknown,
-            or a value has the wrong type; the message names the line.
+        UsageError: the file cannot be read, or has an unknown key or a wrong value.
     """
     root = _composed(path)
     by_key = _keys(actions)
@@ -70,7 +67,7 @@ def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
 
 
 def key_of(action: argparse.Action) -> str:
-    """Returns the key of an option in a file."""
+    """Returns the key that sets an option in a file."""
     long = [name[2:] for name in action.option_strings if name.startswith("--")]
     return long[0] if long else _dest_key(action)
 
@@ -80,13 +77,12 @@ def _dest_key(action: argparse.Action) -> str:
 
 
 def _keys(actions: list[argparse.Action]) -> dict[str, argparse.Action]:
-    """Returns the parser's action for each key that a file may have: option and argument names."""
     taken = [action for action in actions if action.dest not in _NOT_IN_FILES]
     return {_dest_key(a): a for a in taken} | {key_of(a): a for a in taken}
 
 
 def _composed(path: Path) -> Node | None:
-    """Returns the root of the file's YAML nodes, without constructing values; None if empty."""
+    """Returns the root node of the file's YAML; None if the file is empty."""
     import yaml
 
     try:
@@ -123,7 +119,7 @@ def _pairs(node: Node) -> list[tuple[Node, Node]]:
 
 
 def _value(where: str, action: argparse.Action, node: Node) -> Any:
-    """Returns a value as the command line would parse it; None for null, which sets nothing."""
+    """Returns a value as the command line would parse it; None for YAML's null."""
     _check_plain(where, node)
     if node.tag == f"{_TAG}null":
         return None
@@ -154,7 +150,6 @@ def _takes_several(action: argparse.Action) -> bool:
 
 
 def _converted(where: str, action: argparse.Action, node: Node) -> Any:
-    """Converts one scalar by the option's type, and checks it against the option's choices."""
     quoted = getattr(node, "style", None) in ("'", '"')
     if action.type in (int, float) and (node.id != "scalar" or quoted):
         raise UsageError(f"{where}: {_kind(node)} (allowed: {_noun(action)})")
@@ -187,8 +182,7 @@ def _spec(where: str, node: Node) -> str:
     If ``node`` is a list, its items are joined by commas.
     """
     if node.id == "sequence":
-        # A list within a list is not allowed: through a YAML alias, a list may contain itself, and
-        # would have no end.
+        # A list within a list is refused, because a YAML alias can make a list contain itself.
         items = [item if item.id == "mapping" else _text(where, item) for item in node.value]
         return ",".join(item if isinstance(item, str) else _spec(where, item) for item in items)
     words = []
@@ -203,7 +197,7 @@ def _spec(where: str, node: Node) -> str:
 
 
 def _option(where: str, node: Node) -> str:
-    """Returns the text of a value; a list of values by layer, ``[10, 5]``, becomes ``10/5``."""
+    """Returns the text of a value. A list such as ``[10, 5]`` becomes ``10/5``."""
     if node.id == "sequence":
         return "/".join(_text(where, item) for item in node.value)
     return _text(where, node)
@@ -217,14 +211,12 @@ def _text(where: str, node: Node) -> str:
 
 
 def _check_plain(where: str, node: Node) -> None:
-    """Raises UsageError if the node's YAML tag is not that of a plain value."""
     plain = ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
     if node.tag.removeprefix(_TAG) not in plain:
         raise UsageError(f"{where}: YAML tag {node.tag!r} given (allowed: plain values)")
 
 
 def _kind(node: Node) -> str:
-    """Describes a node of the file, for an error message."""
     if node.id == "scalar":
         quoted = node.style in ("'", '"')
         return f"{node.value!r} is text" if quoted else f"{str(node.value)!r} given"
@@ -234,12 +226,11 @@ def _kind(node: Node) -> str:
 def merged(
     given: argparse.Namespace, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the file's options, which become defaults, and the script's arguments.
+    """Returns the options that the file sets, and the script's arguments.
 
-    If one option of a pair in ``RIVALS`` is on the command line, the file's value of the other one
-    is left out. A script on the command line replaces the file's script or module, and its
-    arguments. The file's options that only built-in workloads take are then left out. A workload on
-    the command line replaces the file's script or module, and its arguments.
+    An option of the file is left out if its rival is on the command line. A script or workload on
+    the command line replaces the file's script, module and script arguments. A script also replaces
+    the file's options for built-in workloads.
 
     Args:
         given: arguments of the command line alone; None for options not given.
@@ -258,7 +249,6 @@ def merged(
 
 
 def _replaced(given: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the file's options that a script or workload on the command line replaces."""
     if getattr(given, "script", None) is not None:
         # imported here because reports do not need it
         from commprof.launch.target import WORKLOAD_OPTIONS

@@ -1,4 +1,4 @@
-"""Checks output files before a command's work, and replaces them atomically after it."""
+"""Checks that output files can be written, and writes them atomically."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from commprof.invocation import quoted
 
 
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
-    """Checks, before a command's work, that the file can be written; returns its path.
+    """Checks that a file can be written, and creates it if it does not exist; returns its path.
 
-    Creates the file if it does not exist. Raises UsageError if the file cannot be written. A device
-    or pipe such as /dev/stdout is refused too, because the finished file would replace it.
+    Raises UsageError if the file cannot be written. A device or pipe such as /dev/stdout is refused
+    too, because the finished file would replace it.
     """
     if path is not None:
         if is_a_device(path):
@@ -33,7 +33,7 @@ def writable_file(path: Path | None, option: str = "--json") -> Path | None:
 
 
 def writable_output(path: Path, force: bool) -> None:
-    """Checks, before a command's work, that the output file can be written.
+    """Checks that the output file can be written, without creating it.
 
     Raises:
         UsageError: the file exists and ``force`` is False, or its directory cannot be written to.
@@ -55,12 +55,10 @@ def writable_output(path: Path, force: bool) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Writes the output.
-
-    A file is written atomically, so that an older file stays unchanged if writing fails.
+    """Writes the output; if writing fails, an older file stays unchanged.
 
     Raises:
-        UsageError: the disk is full, or the directory cannot be written to.
+        UsageError: the file cannot be written, for example because the disk is full.
     """
     data = content.encode() if isinstance(content, str) else content
     if is_a_device(path):

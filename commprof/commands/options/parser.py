@@ -21,13 +21,10 @@ def _typed(prog: str) -> str:
 
 
 class _HelpAll(argparse.Action):
-    """Prints the whole help and ends the process."""
-
     def __init__(self, option_strings: Sequence[str], dest: str, **given: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **given)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        """Prints the whole help and exits."""
         if isinstance(parser, Parser):
             print(parser.format_whole_help(), end="")
         parser.exit()
@@ -52,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--help-all", action=_HelpAll, help="show all options, and exit")
 
     def format_help(self) -> str:
-        """Returns the help text; the short one if ``shorten_help`` was called."""
+        """Returns the help text, in its short form if ``shorten_help`` was called."""
         if self._few is None:
             return super().format_help()
         description, names = self._few
@@ -80,10 +77,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parses the arguments; if ``--config`` names a file, its options serve as defaults.
+        """Parses the arguments; options in the file of ``--config`` serve as defaults.
 
-        For this, the arguments are parsed a second time. An unrecognized argument is an error in
-        this method, not only in ``parse_args``, so that the message can name the most similar
+        Unlike argparse, this method refuses unknown arguments. Its message names the most similar
         option of this command.
         """
         parsed, rest = super().parse_known_args(args, namespace)
@@ -102,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Converts a value; the error message for a wrong number names no Python type."""
+        """Converts a value. Error messages say "a number" instead of ``float``."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
@@ -112,7 +108,6 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{arg_string!r} is not {number}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuses a value that is not among the choices, and names the most similar choice."""
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(

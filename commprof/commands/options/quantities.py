@@ -12,8 +12,8 @@ from commprof.errors import UsageError
 _Value = TypeVar("_Value")
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-#: Bytes/s of each unit: b and bit are bits, B is a byte. After a prefix in lower case, ``b/s`` is
-#: not accepted, because some people write ``gb/s`` for gigabytes.
+#: Bytes/s of each unit; ``b`` and ``bit`` mean bits, and ``B`` means bytes. ``gb/s`` and other
+#: lower-case prefixes before ``b/s`` are refused, because some people write ``gb/s`` for gigabytes.
 _BYTES_PER_S = {
     spelled + unit: factor * size_bytes
     for prefix, factor in _PREFIXES.items()
@@ -39,7 +39,7 @@ def duration(option: str, text: str) -> float:
 
 
 def number(option: str, text: str, least: float) -> float:
-    """Reads a finite number of ``least`` or more, or raises UsageError."""
+    """Reads a finite number that is at least ``least``, or raises UsageError."""
     try:
         value = float(text)
     except ValueError:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def reading_progress() -> Iterator[Callable[[int, int], None]]:
-    """Yields a function that draws a bar of the bytes read so far, if there is a terminal.
+    """Yields a function that draws a progress bar; without a terminal, it draws nothing.
 
-    Compressed files unpack to more than their size, so the bar may be full before the end.
+    For compressed files, the bar may be full before the end.
     """
     if not sys.stderr.isatty():
         yield lambda read_bytes, of_bytes: None

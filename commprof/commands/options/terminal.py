@@ -8,12 +8,12 @@ import sys
 
 
 def prose_width() -> int:
-    """Width in characters to which prose is wrapped: COLUMNS, else the terminal's, else 100."""
+    """Returns the width of prose in characters: COLUMNS, else the terminal's width, else 100."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
 def table_width() -> int | None:
-    """Width in characters at which tables are split; None in files and pipes: no table is split."""
+    """Returns the largest width of a table in characters; None for no limit, in files and pipes."""
     return prose_width() if sys.stdout.isatty() else None
 
 

@@ -29,7 +29,7 @@ def dry_run_text(
     directory: Path,
     width: int,
 ) -> str:
-    """Describes all that would be started, world size by world size, in ``width`` columns."""
+    """Describes what would be launched at each world size, wrapped to ``width`` characters."""
     placement: RankPlacement = args.placement
     head = [
         "Dry run: this would be launched. Nothing was started or written.",
@@ -74,7 +74,6 @@ def _machine(placement: RankPlacement) -> str:
 
 
 def _recording(args: argparse.Namespace) -> str:
-    """Describes the mode, restarts, watchdog and live metrics."""
     metrics, threshold = settings_of(args), watch_threshold_of(args)
     restarts = f"at most {args.max_restarts} restarts" if args.max_restarts else "no restarts"
     watchdog = "no watchdog" if threshold is None else f"watchdog {threshold}"
@@ -89,16 +88,15 @@ def _recording(args: argparse.Namespace) -> str:
 def _world(
     target: Target, directory: Path, size: int, rendezvous: Rendezvous, placement: RankPlacement
 ) -> Iterator[str]:
-    """Yields the lines about one world size."""
     here = size // rendezvous.nodes
     preview = target.preview(size, directory, here)
     first = rendezvous.node_rank * here
     ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
     strategy = f", strategy {target.strategy}" if target.strategy else ""
     yield f"World size {size}{strategy}: {ranks} on this machine"
-    yield f"  each runs: {preview.command}"
+    yield f"  each rank runs: {preview.command}"
     yield f"  rendezvous: {rendezvous.endpoint or 'a free port of localhost'}"
-    yield f"  they write to: {quoted(directory)}"
+    yield f"  the ranks write to: {quoted(directory)}"
     for name, value in sorted(preview.environment.items()):
         yield f"  environment: {name}={quoted(value)}"
     yield "  environment: RANK, LOCAL_RANK, WORLD_SIZE, ... as torchrun sets them"

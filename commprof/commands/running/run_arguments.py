@@ -12,7 +12,7 @@ from commprof.monitor import settings
 from commprof.trace.schema import MODES
 from commprof.workloads.options import PRECISIONS
 
-#: Options that ``--help`` shows, by argument name.
+#: Argument names of the options that ``--help`` shows.
 COMMON = (
     *("nproc", "workload", "steps", "strategy", "hook", "trial", "output", "json", "all"),
     *("watchdog", "metrics", "nnodes", "config", "dry_run", "module"),
@@ -61,7 +61,7 @@ Workloads, as NAME or NAME:key=value,key=value:
 
 Strategies, as --strategy NAME; several, as in ddp,fsdp, are run one by one and compared:
   ddp           the whole model on every rank, gradients all-reduced in buckets
-  zero1         the same, but optimizer state sharded, and updated parameters broadcast
+  zero1         like ddp, but optimizer state is sharded, and updated parameters are broadcast
   fsdp          everything sharded: parameters gathered block by block, gradients reduce-scattered;
                 fsdp:wrap_blocks=N gathers N neighbouring blocks together
   hsdp          fsdp within groups of ranks; hsdp:shard=N makes groups of N ranks (0: commprof
@@ -73,8 +73,8 @@ See docs/launching.md.
 
 {tuning}
 A file for --config holds one `option: value` per line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
-`script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory has one, config.yaml. See
-docs/launching.md.
+`script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory has such a file, config.yaml.
+See docs/launching.md.
 
 To watch the job while it runs: commprof top RUN, or metrics for Prometheus, TensorBoard or a file:
   commprof run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
@@ -94,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="read options from a YAML file of `option: value` lines; the command line wins",
+        help="read options from a YAML file of `option: value` lines; options on the command line "
+        "override them",
     )
     parser.add_argument(
         "--dry-run",
@@ -148,7 +149,8 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--scaling",
         choices=("weak", "strong"),
-        help="weak keeps the batch per rank, strong the global batch (default: weak)",
+        help="weak: the same batch per rank at every world size; strong: the same global batch "
+        "(default: weak)",
     )
     parser.add_argument(
         "--hook",
@@ -199,7 +201,7 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         choices=PIN_MODES,
         default="auto",
         help="pin each rank to CPUs. none: no pinning; cores: a separate, equal part of the cores "
-        "for each rank; numa: the same, but each part lies within one NUMA node; auto: numa if "
+        "for each rank; numa: like cores, but each part lies within one NUMA node; auto: numa if "
         "there are several NUMA nodes and enough cores, else none (default: auto)",
     )
     parser.add_argument("--seed", type=int, help="random seed of data and weights (default: 0)")
@@ -207,8 +209,8 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--overhead-steps",
         type=int,
         metavar="N",
-        help="further steps to measure commprof's overhead: of every two, one with capture on and "
-        "one with capture off; give a multiple of 4 (default: 16; 0 = none)",
+        help="further steps that measure commprof's overhead, half of them with capture on and "
+        "half with capture off; give a multiple of 4 (default: 16; 0 = none)",
     )
 
 
@@ -220,7 +222,7 @@ def _add_training(parser: argparse._ArgumentGroup) -> None:
         "--accumulate",
         type=int,
         metavar="N",
-        help="backward passes per update, of which the last one synchronises (default: 1)",
+        help="backward passes per update; only the last pass synchronises gradients (default: 1)",
     )
     parser.add_argument(
         "--precision",

@@ -25,7 +25,7 @@ SHARDED_STRATEGIES = ("fsdp", "hsdp")
 
 
 def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Target]:
-    """Returns the targets to run, after checking the options.
+    """Checks the options and returns the targets to run.
 
     Sets ``args.settings`` and ``args.predicted``.
     """
@@ -44,7 +44,6 @@ def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Ta
 
 
 def _settings(args: argparse.Namespace) -> RankSettings:
-    """Returns the ranks' settings: those of the environment, overridden by the given options."""
     given = RankSettings.from_environment()
     if args.gradient_norms is not None and args.gradient_norms < 0:
         raise UsageError(
@@ -116,7 +115,6 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
 
 
 def _check_trial_of(plan: Any, strategy: str) -> None:
-    """Refuses a trial whose candidates do not fit the strategy of a built-in workload."""
     takes = {"ddp": False, **dict.fromkeys(SHARDED_STRATEGIES, True)}
     name = strategy.partition(":")[0]
     if name not in takes:
@@ -147,11 +145,10 @@ def _check_fsdp(args: argparse.Namespace) -> None:
 
 
 def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPrediction | None:
-    """Returns the prediction that the run is compared with.
+    """Returns the prediction of --check-prediction; None if the option is not given.
 
-    None if --check-prediction is not given.
-
-    Raises UsageError if the world sizes or options differ from those of the prediction.
+    Raises:
+        UsageError: the prediction is for another world size or other options.
     """
     if args.check_prediction is None:
         return None
@@ -211,7 +208,7 @@ def _out_of_range(nproc: int) -> NoReturn:
 
 
 def watch_threshold_of(args: argparse.Namespace) -> str | None:
-    """Returns the watchdog's threshold after checking it; None if no watchdog was asked for."""
+    """Checks and returns the threshold in ``--watchdog``; None if the option is not given."""
     if args.watchdog is None:
         return None
     threshold: str = args.watchdog or AUTO

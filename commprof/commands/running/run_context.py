@@ -25,7 +25,7 @@ from commprof.launch.target import WORKLOAD_DEFAULTS
 from commprof.report.sections.reproduce import repeating_command
 from commprof.trace.run.run_directory import CONFIG_FILE
 
-#: Options that are not saved: specific to one run or machine, or saved under another name.
+#: Options that are not saved. They are specific to one run or machine, or saved under another name.
 _NOT_REPEATED = {
     *("all", "command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placement"),
     *("predicted", "script", "script_args", "settings"),
@@ -68,7 +68,7 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
 
 
 def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, Any]) -> None:
-    """Writes the user's uncommitted changes, and notes in the context which file was written.
+    """Saves the user's uncommitted changes as a file, and adds the file's name to the context.
 
     Does nothing outside a git repository.
     """
@@ -78,7 +78,7 @@ def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, A
 
 
 def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence[int]) -> None:
-    """Writes ``config.yaml``: the final values of the options, for repeating the run.
+    """Writes the options' final values to ``config.yaml``, with which the run can be repeated.
 
     A failure is printed on stderr and does not end the run.
     """
@@ -87,12 +87,12 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
         f"#   {repeating_command(directory / CONFIG_FILE, args.nnodes or 1)}\n"
     )
     text += yaml_text(effective_options(args, world_sizes))
-    # The path in the comment may hold bytes that are not UTF-8; in options such bytes are escaped.
+    # The path in the comment may hold bytes that are not UTF-8.
     keep_text(directory / CONFIG_FILE, text.encode(errors="backslashreplace").decode())
 
 
 def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """Returns the options' final values, workload defaults included, by configuration-file key."""
+    """Returns the options' final values, with workload defaults, by configuration-file key."""
     defaults = {} if args.script else WORKLOAD_DEFAULTS
     given = {
         name: value
@@ -111,5 +111,5 @@ def _plain(value: Any) -> Any:
 
 
 def _user_directory(args: argparse.Namespace) -> Path:
-    """Returns the directory of the user's code: that of the script, or the current directory."""
+    """Returns the script's directory; without a script file, the current directory."""
     return Path(args.script).resolve().parent if args.script and not args.module else Path.cwd()

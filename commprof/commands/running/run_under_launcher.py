@@ -35,7 +35,7 @@ from commprof.workloads.strategies import listed_strategies
 #: Pause before this process ends: torch's gloo threads may abort a process that ends right after
 #: its last collective.
 _EXIT_PAUSE_S = 0.02
-#: Options that only the ranks' launcher can decide or carry out; their value is None if not given.
+#: Options that a single rank refuses. The value of such an option is None if it is not given.
 _LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog")
 
 
@@ -65,14 +65,13 @@ def run_rank_of_launcher(args: argparse.Namespace, given: LaunchedRank) -> int:
 def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> int:
     """Prepares the job as rank 0, trains, and reports; returns the exit code.
 
-    ``word`` is the message to the other ranks: the path of the job file, or the exit code if the
-    preparation fails.
+    ``word`` sends the other ranks the path of the job file. If the preparation fails, ``word``
+    sends an exit code instead.
     """
     try:
         run = _prepared(args, given)
     except CommprofError as error:
-        # Printed before the other ranks get the exit code: once they end, the launcher also ends
-        # this process.
+        # Print first: when the other ranks end, the launcher ends this process too.
         print(f"commprof run: {printable(str(error))}", file=sys.stderr, flush=True)
         word.say(exit_code=error.exit_code)
         return error.exit_code
@@ -91,8 +90,6 @@ def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Files and context that rank 0 has prepared before the ranks train."""
-
     directory: Path
     job: Path
     context: dict[str, Any]
@@ -100,7 +97,6 @@ class _Prepared:
 
 
 def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
-    """Checks the options and writes the job; raises UsageError before anything is written."""
     _refuse(args, given)
     _fill_in(args, given)
     sizes = [given.world_size]
@@ -110,7 +106,7 @@ def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
     rendezvous = StartedRendezvous(given.endpoint, given.hosts)
     description = target.check(sizes, rendezvous)
     directory = chosen_directory(args, target.name, rendezvous)
-    # The last of the checks, because it creates the file of --json, perhaps in the run directory.
+    # This check comes last, because it creates the file.
     json_file = writable_file(args.json)
     make_directory(directory, rendezvous)
     context = {
@@ -130,7 +126,7 @@ class _RankTarget(WorkloadTarget):
     """A workload whose ranks another launcher has started."""
 
     def save_job(self, world_size: int, directory: Path) -> Path:
-        """Writes the job file that each rank reads; raises CommprofError if that fails."""
+        """Writes the job file, which each rank reads; raises CommprofError on failure."""
         path = directory / "job.json"
         self._job(world_size, directory).save(path)
         return path
@@ -171,16 +167,15 @@ def _refuse(args: argparse.Namespace, given: LaunchedRank) -> None:
 
 
 def _fill_in(args: argparse.Namespace, given: LaunchedRank) -> None:
-    """Sets the options that the launcher has decided."""
     args.nnodes, args.node_rank = given.hosts, 0
     args.rdzv_endpoint = given.endpoint if given.hosts > 1 else None
     args.placement = place_ranks("none", args.threads_per_rank, [given.world_size], given.hosts)
 
 
 def _train(job: Path) -> tuple[int, str]:
-    """Trains this process's rank; returns its exit code, and its error in one line.
+    """Trains this rank; returns its exit code, and its error as one line ("" if none).
 
-    The line is empty if there was no error. The error has already been printed.
+    The error has already been printed.
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 

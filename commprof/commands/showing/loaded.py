@@ -1,4 +1,4 @@
-"""A recorded run, for a notebook or a script; needs no torch."""
+"""Loads a recorded run into a notebook or script; needs no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commprof.trace.run.run_directory import strategy_directories
 
 
 class LoadedRun:
-    """A run as ``commprof report`` analyses it; a notebook displays the report's first screen."""
+    """An analysed run. A notebook displays it as the first screen of ``commprof report``."""
 
     def __init__(self, directory: Path) -> None:
         """Analyses the run in a directory; see ``load``."""
@@ -36,7 +36,7 @@ class LoadedRun:
         return table_names(self._added)
 
     def table(self, name: str) -> dict[str, np.ndarray]:
-        """Returns a table as columns by name; names carry the units, and NaN means not known.
+        """Returns a table's columns by name. The names contain units, and NaN means unknown.
 
         Raises:
             UsageError: there is no such table.
@@ -89,7 +89,7 @@ def load(run: str | Path) -> LoadedRun:
 
     Raises:
         CommprofError: the path is neither a run directory nor a recording, or it holds runs of
-            several strategies; the message then names the directories to load instead.
+            several strategies.
     """
     directory = Path(run)
     if places := strategy_directories(directory):

@@ -1,4 +1,4 @@
-"""A run that is opened once, with the data and results that several commands and options need."""
+"""A run whose traces are read and analysed only once."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ class OpenedRun:
         Args:
             directory: the run or recording.
             all_calls: True to keep the calls of all steps in memory, even of a long run.
-            strategies: what ``strategy_directories`` returns for the directory, if it was called.
+            strategies: result of ``strategy_directories``; None if it was not called.
         """
         self.directory = directory
         self._strategies = strategies
         self._all_calls = all_calls
-        #: Traces of the world size at which a trial ran (candidate settings took turns in its
-        #: steps), for the trial's report. None before these traces are read, and without a trial.
+        #: Traces of the trial's world size. None without a trial, and before the traces are read.
         self._in_turns: WorldRun | None = None
 
     @cached_property
@@ -81,7 +80,7 @@ class OpenedRun:
 
     @property
     def details(self) -> tuple[WorldDetail, ...]:
-        """Step-by-step figures of each of ``result.worlds``."""
+        """Figures of single steps, for each of ``result.worlds``."""
         return self._analysed[1]
 
     @cached_property
@@ -96,9 +95,7 @@ class OpenedRun:
 
     @cached_property
     def added(self) -> AddedReport | None:
-        """Report of the run's trial, which replaces the means over all steps; None without a trial.
-
-        In a trial, candidate settings take turns in the steps.
+        """Report of the run's trial; None if the run holds no trial.
 
         Raises:
             UsageError: the run holds a trial, and the package that reads trials is not installed.

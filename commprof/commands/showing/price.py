@@ -14,7 +14,7 @@ from commprof.errors import UsageError
 
 
 def add_price_arguments(parser: argparse._ActionsContainer) -> None:
-    """Adds the options for the price per hour, and for its unit: a node or a rank."""
+    """Adds ``--price-per-hour`` and ``--price-per``."""
     parser.add_argument(
         "--price-per-hour",
         type=float,
@@ -44,9 +44,9 @@ def price_of(args: argparse.Namespace) -> Price | None:
 
 
 def priced(run: OpenedRun, price: Price, width: int) -> tuple[Cost, str]:
-    """Returns a run's cost at each world size, and a text of that cost and the run's verdict.
+    """Returns the costs of a run, and a text about these costs and the run's verdict.
 
-    ``width``: number of characters at which the text's sentences are wrapped.
+    Sentences are wrapped to ``width`` characters.
     """
     from commprof.report.sections import cost as cost_table
 

@@ -1,6 +1,6 @@
-"""Report of a run directory: one run, or the runs of several strategies side by side.
+"""Renders the report of a run, or of several strategies side by side.
 
-A renderer is imported where it is used, so that no other renderer is loaded.
+Each renderer is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class RenderedReport(Protocol):
     """An analysed run, ready to be shown as a card, as text or as JSON."""
 
     def card(self, colour: bool = False) -> str:
-        """Returns the first screen, in colour if ``colour`` is True; empty if there is no card."""
+        """Returns the first screen, in colour if ``colour`` is True; empty if there is none."""
 
     def text(self, width: int, tables: int | None = None) -> str:
         """Returns the report as text.
 
-        Prose is wrapped to ``width`` characters. A table wider than ``tables`` characters is split;
-        with None no table is split.
+        Prose is wrapped to ``width`` characters. A table wider than ``tables`` characters is split.
+        If ``tables`` is None, no table is split.
         """
 
     def json(self, cost: Cost | None = None) -> str:
@@ -144,7 +144,7 @@ class _Comparison:
 
 
 def other_job_lines(directory: Path) -> str:
-    """Returns a line for each further job in a run's directory, with the command to report it."""
+    """Returns a line for each other job in the directory, with the command that reports the job."""
     return "".join(
         f"Another job in this directory: {invocation.command('report', invocation.quoted(job))}\n"
         for job in other_jobs(directory)

@@ -1,6 +1,6 @@
-"""Renders ``commprof report`` as Markdown, HTML, CSV or Parquet; also returns the run's cost.
+"""Renders ``commprof report`` as Markdown, HTML, CSV or Parquet.
 
-A renderer is imported where it is used: tables in a terminal need none of these renderers.
+Each renderer is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from commprof.analysis.predicted import Predictions
 
 
-#: Formats that hold rows.
 _ROWS = ("csv", "parquet")
-#: Formats that hold sections.
 _PAGES = ("html", "markdown")
 
 
@@ -121,7 +119,6 @@ def _strategies(runs: Sequence[OpenedRun], args: argparse.Namespace) -> str:
 
 
 def _predictions(args: argparse.Namespace) -> Predictions | None:
-    """Returns the predictions in the named file, else in the run directory; None if none exist."""
     from commprof.analysis.predicted import read_predictions
 
     if args.predictions is not None:

@@ -1,1 +1,1 @@
-"""The commands that predict, and those that measure what predictions need."""
+"""The commands that predict runs, and the commands that measure costs for predictions."""

@@ -31,7 +31,7 @@ class FitCommand:
 
     description = """\
 Fits latency, rate and reduction cost of this machine's collectives, with intervals, residuals and
-held-out error, and writes them to a machine profile, which `commprof predict` reads by default.
+held-out error. Writes them to a machine profile, which `commprof predict` reads by default.
 
   commprof microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
   commprof fit bench.json                    per operation, over all world sizes and message sizes

@@ -117,8 +117,8 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--warmup_iters",
         type=int,
         metavar="N",
-        help="warm-up calls for each size in each round, which is a pass over all sizes (default: "
-        "1 to 5, as many as fit into 5 ms)",
+        help="warm-up calls for each size in each round; a round is a pass over all sizes "
+        "(default: 1 to 5, as many as fit into 5 ms)",
     )
     parser.add_argument(
         "-c",
@@ -132,7 +132,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--sync",
         choices=SYNCS,
         default="barrier",
-        help="barrier: a barrier of the measured group before each sample; none: nothing before it "
+        help="barrier: a barrier of the measured group before each sample; none: no barrier "
         "(default: barrier)",
     )
 
@@ -152,7 +152,7 @@ class MicrobenchCommand:
         add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measures and prints; finished rows are shown and kept even if a rank fails."""
+        """Measures and prints the rows; returns the exit code."""
         adopt_rank()
         if (launched := rank_and_world_size(os.environ)) is not None:
             return _run_as_rank(args, *launched)
@@ -169,14 +169,15 @@ class MicrobenchCommand:
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
         code = show_measured(lambda: _launch(plan, directory), plan, json_file)
         if not code:
-            shutil.rmtree(directory)  # not after a failure: the error names a log in there
+            shutil.rmtree(directory)  # kept after a failure, because the error names a log in it
         return code
 
 
 def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> BenchPlan:
     """Returns the plan that the arguments describe, without a result path.
 
-    launched_ranks: number of ranks, if another launcher started them.
+    ``launched_ranks`` is the number of ranks that another launcher started; None without a
+    launcher.
 
     Raises UsageError for a plan that cannot be measured.
     """
@@ -222,10 +223,9 @@ def _world_sizes(nproc: str | None, launched_ranks: int | None) -> tuple[int, ..
 
 
 def _check_backend(backend: str, local_ranks: int) -> None:
-    """Raises UsageError if the backend cannot run ``local_ranks`` ranks on this host."""
     with ends_at_once():
         from commprof import _native
-        from commprof.launch.backends import check_backend  # takes seconds: loads torch
+        from commprof.launch.backends import check_backend  # takes seconds, because it loads torch
 
     if backend != "commprof":
         check_backend(backend, local_ranks)
@@ -276,7 +276,7 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
         # Rows go to the file of --json from the start, so that they survive if rank 0 is killed.
         result = json_file or Path(directory) / "result.json"
         if json_file is not None:
-            json_file.write_text("")  # removes the rows of an older result
+            json_file.write_text("")  # removes older rows
         plan = dataclasses.replace(plan, result_path=str(result))
         code = show_measured(lambda: run_plan(plan), plan, json_file, shows=rank == 0)
     time.sleep(_EXIT_PAUSE_S)
@@ -286,7 +286,7 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
 def show_measured(
     measure: Callable[[], None], plan: BenchPlan, json_file: Path | None, shows: bool = True
 ) -> int:
-    """Measures, prints the finished rows, writes them to ``json_file``; returns the exit code.
+    """Measures, and then prints and saves the finished rows; returns the exit code.
 
     If ``shows`` is False, another rank prints and writes the rows.
     """

@@ -104,7 +104,7 @@ Every combination of the values in comma-separated lists is predicted. See docs/
             nargs="+",
             default=[],
             metavar="RUN",
-            help="further runs on the same link; predictions of them show the model's error",
+            help="further runs on the same link, to measure the model's error",
         )
         parser.add_argument("--format", choices=("table", "json"), default="table")
 
@@ -148,7 +148,6 @@ Every combination of the values in comma-separated lists is predicted. See docs/
 
 
 def _model(base: RecordedJob, profile: MachineProfile, recorded: list[RecordedJob]) -> Model:
-    """Returns the model that replays the recorded steps: for FSDP2 and HSDP, or for DDP."""
     steps = base.schedule
     if isinstance(steps, ShardedSteps):
         return ShardedReplay(steps, profile)
@@ -177,14 +176,15 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cores-per-host",
         metavar="X",
-        help="cores of a host; may be a number like 3.5 if containers share them (default: as "
-        "recorded)",
+        help="cores of a host; may be a fraction, such as 3.5, if containers share cores "
+        "(default: as recorded)",
     )
     parser.add_argument(
         "--scaling",
         choices=(WEAK, STRONG),
         default=WEAK,
-        help="weak keeps the batch per rank, strong the global batch (default: weak)",
+        help="weak: the same batch per rank at every world size; strong: the same global batch "
+        "(default: weak)",
     )
     parser.add_argument(
         "--algorithm",
@@ -251,7 +251,6 @@ def _scenarios(args: argparse.Namespace, recorded_world_size: int) -> list[Scena
 
 
 def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
-    """Returns the values of the options for FSDP2 and HSDP, by the ``Scenario`` field's name."""
     switch = {"on": True, "off": False}
     again = listed("--reshard-after-forward", args.reshard_after_forward, _one_of(switch), None)
     dtype = _one_of(DTYPE_BYTES)
@@ -266,7 +265,6 @@ def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
 
 
 def _one_of(allowed: Iterable[str]) -> Callable[[str, str], str | None]:
-    """Returns a function that reads an option's value and accepts the allowed words only."""
     words = [*allowed]
 
     def read(option: str, text: str) -> str | None:
@@ -278,7 +276,7 @@ def _one_of(allowed: Iterable[str]) -> Callable[[str, str], str | None]:
 
 
 def _cap_bytes(option: str, text: str) -> float:
-    """Reads a bucket cap in MiB, as DDP counts it; returns bytes."""
+    """Reads a number of MiB, and returns bytes."""
     return number(option, text, 0) * (1 << 20)
 
 
@@ -294,10 +292,9 @@ def _hook_words(text: str) -> list[str]:
 
 
 def _hook(word: str) -> str:
-    """Returns the compressor that a word of --hook names; "" for DDP's own all-reduce.
+    """Returns the compressor's name; "" for ``none``, which means DDP's own all-reduce.
 
-    The word ``none`` stands for DDP's own all-reduce. The word ``none:``, with a colon, stands for
-    the compressor named ``none``.
+    With a colon, ``none:`` means the compressor named ``none``.
     """
     return "" if word.strip() == "none" else word.strip().rstrip(":")
 
@@ -305,11 +302,10 @@ def _hook(word: str) -> str:
 def _profile(
     args: argparse.Namespace, recorded: list[RecordedJob], base: RecordedJob
 ) -> tuple[MachineProfile, str]:
-    """Returns the costs and their source in words.
+    """Returns the costs, and a description of their source.
 
-    A profile that the user names is used as it is. The default file holds the last fit, perhaps
-    of another backend or link. If the file's costs cannot be those of the recorded job, costs
-    are fitted to this job itself.
+    A profile that the user names is always used. If the default profile does not exist, or is of
+    another backend or link, the costs are fitted to the recorded job.
     """
     path = args.profile or default_path()
     unlike = ""
@@ -335,7 +331,6 @@ def _profile(
 
 
 def _source(profile: MachineProfile, path: Path) -> str:
-    """Names a profile's file, its date and what it was fitted to."""
     source = f"machine profile {invocation.quoted(path)}, of {profile.created}"
     if not profile.sources:
         return source

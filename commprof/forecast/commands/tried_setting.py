@@ -1,4 +1,4 @@
-"""How to try a predicted setting: a ``commprof run`` command, and edits to the training script."""
+"""How to try a predicted setting: a ``commprof run`` command and edits to the training script."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ _MIB = float(1 << 20)
 _NO_BUCKET_MIB = 1e-6
 #: A bucket cap with which DDP puts all gradients into one bucket.
 _ONE_BUCKET_MIB = 10_000.0
-#: Options of ``commprof run`` that the command for trying a setting replaces or leaves out.
+#: Options of the recorded command that the new command does not keep.
 _REPLACED = ("--output", "--json", "--world-sizes", "--nproc", "--check-prediction", "--trial")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """Options and command for trying one predicted setting."""
+    """Instructions for trying one predicted setting."""
 
-    #: Values by argument name of ``commprof run``.
+    #: Values of the options of ``commprof run``. Keys have underscores and no leading dashes.
     options: Mapping[str, str]
-    #: Changes to the script that no option makes, in words.
+    #: Changes that the user must make in the script, because no option makes them.
     in_script: tuple[str, ...]
-    #: Command that tries the setting and, if predictions are kept, compares the run with them.
     command: str
 
 
 def tried(
     scenario: Scenario, context: Mapping[str, Any], run: Path, shard_ranks: int | None = None
 ) -> Tried:
-    """Returns how to try a predicted scenario: options, edits to the script, and a command.
+    """Returns how to try a predicted scenario.
 
     Args:
         scenario: the predicted scenario.
         context: ``run.json`` of the run that the prediction is based on.
-        run: directory of that run, or file of a recording. Predictions are kept in a directory
-            only; the command then compares its own run with them.
-        shard_ranks: number of ranks in that run that share one copy of the model; None if all
-            ranks share it, or if the run is not sharded.
+        run: path of that run. If the path is a directory, the command also compares its result with
+            the prediction.
+        shard_ranks: number of ranks that share one copy of the model in that run; None if all ranks
+            share one copy, or if the run is not sharded.
     """
     strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
     command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))
     recorded = "" if command is None else command.value("--fsdp")
     if shard_ranks is not None and scenario.shard_ranks is None and strategy:
-        # Without its option ``shard``, HSDP may choose another group size than the predicted one.
+        # Without the option ``shard``, HSDP may choose a group size that was not predicted.
         scenario = dataclasses.replace(scenario, shard_ranks=shard_ranks)
     options, in_script = _settings(scenario, strategy, recorded)
     words = [] if run.is_file() else ["--check-prediction", str(run)]
@@ -69,10 +68,8 @@ def tried(
 def _settings(scenario: Scenario, strategy: str, recorded: str) -> tuple[dict[str, str], list[str]]:
     """Returns options of ``commprof run``, and changes to the script that no option makes.
 
-    Args:
-        scenario: the predicted scenario.
-        strategy: strategy of the built-in workload; empty for a script.
-        recorded: value of ``--fsdp`` in the run; empty if it was not given.
+    ``strategy`` is the strategy of the built-in workload; it is empty if the job runs a script.
+    ``recorded`` is the run's value of ``--fsdp``, or empty.
     """
     options: dict[str, str] = {}
     if scenario.hook:
@@ -96,7 +93,6 @@ def _settings(scenario: Scenario, strategy: str, recorded: str) -> tuple[dict[st
 
 
 def _workload_options(scenario: Scenario, strategy: str) -> dict[str, str]:
-    """Returns a built-in workload's options for sharding, accumulation and precision."""
     options = {}
     shard, blocks = scenario.shard_ranks, scenario.wrap_blocks or 1
     if shard is not None or blocks > 1:
@@ -109,10 +105,6 @@ def _workload_options(scenario: Scenario, strategy: str) -> dict[str, str]:
 
 
 def _wrapping(scenario: Scenario) -> list[str]:
-    """Returns the edits that the user must make in the script, each as a piece of code or in words.
-
-    The edits set the scenario's sharding, accumulation and precision.
-    """
     found = []
     shard, blocks, passes = scenario.shard_ranks, scenario.wrap_blocks, scenario.accumulate
     if shard is not None:
@@ -133,10 +125,10 @@ def _wrapping(scenario: Scenario) -> list[str]:
 
 
 def _strategy(recorded: str, world_size: int, shard_ranks: int | None, blocks: int) -> str:
-    """Returns the recorded ``--strategy`` with other shard groups and larger wrapped units.
+    """Changes the recorded ``--strategy``.
 
-    shard_ranks: ranks of a shard group; None: as recorded.
-    blocks: number of recorded units that make up one new unit.
+    If ``shard_ranks`` is None, the shard groups stay as recorded. ``blocks`` is the number of
+    recorded units in one new unit.
     """
     name, _, given = recorded.partition(":")
     options = dict(each.split("=", 1) for each in given.split(",") if each)

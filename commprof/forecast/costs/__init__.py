@@ -1,1 +1,1 @@
-"""Cost of collectives and hooks as fitted curves, and the machine profile that holds them."""
+"""Fitted costs of collectives and hooks, and the machine profile that holds these costs."""

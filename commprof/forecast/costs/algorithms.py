@@ -1,13 +1,15 @@
-"""Messages and bytes of one rank in each collective's algorithm.
+"""Number of messages and bytes of one rank in each collective's algorithm.
 
-A rank sends ``steps`` messages one after the other. ``sent`` is the bytes that the rank sends in
-all, and ``reduced`` the bytes that the rank adds up, both divided by the size of the collective.
-The size is defined as in nccl-tests (``commprof/analysis/collectives/traffic.py``). All-reduce,
-reduce-scatter, all-gather and all-to-all are the ring and pairwise algorithms of Thakur,
-Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005),
-section 4, which gloo (its ``algorithms.md``) and NCCL use for large sizes; broadcast is gloo's
-binomial tree. gloo's reduce is a ring reduce-scatter, after which the root gathers the parts. torch
-runs reduce-scatter on gloo as an all-reduce.
+A rank sends ``steps`` messages one after the other. ``sent`` is the number of bytes that the rank
+sends, divided by the size of the collective. ``reduced`` is the number of bytes that the rank adds
+up, divided by the size of the collective. The size is defined as in nccl-tests
+(``commprof/analysis/collectives/traffic.py``).
+
+All-reduce, reduce-scatter, all-gather and all-to-all are the ring and pairwise algorithms of
+Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
+(2005), section 4. gloo (see its ``algorithms.md``) and NCCL use these algorithms for large sizes.
+Broadcast is gloo's binomial tree. gloo's reduce is a ring reduce-scatter, after which the root
+gathers the parts. torch runs reduce-scatter on gloo as an all-reduce.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Operations whose cost at one number of ranks determines the cost at any other number of ranks.
+#: Operations whose cost can be computed for any number of ranks.
 OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
     *("all_to_all", "gather", "scatter", "send_recv", "barrier"),
@@ -30,7 +32,7 @@ _SYNONYMS = {
 
 @dataclass(frozen=True)
 class Work:
-    """Messages and bytes of one rank in one collective."""
+    """Number of messages and bytes of one rank in one collective."""
 
     #: Number of successive messages.
     steps: int
@@ -40,17 +42,17 @@ class Work:
     reduced: float
 
     def step_bytes(self, size_bytes: float) -> float:
-        """Bytes sent in one of the algorithm's ``steps``; 0 if there are none."""
+        """Returns the bytes that a rank sends in one step; 0 if there are no steps."""
         return self.sent * size_bytes / self.steps if self.steps else 0.0
 
 
 def canonical(op: str) -> str:
-    """Maps torch's variants of an operation to one name."""
+    """Returns the common name of torch's variants of an operation."""
     return _SYNONYMS.get(op, op)
 
 
 def work(op: str, ranks: int, backend: str = "gloo") -> Work:
-    """Returns the messages and bytes of one rank in a collective.
+    """Returns the number of messages and bytes of one rank in a collective.
 
     Raises:
         ValueError: the operation is not one of ``OPERATIONS``, or ``ranks`` is below 1.

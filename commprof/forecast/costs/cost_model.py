@@ -1,23 +1,23 @@
-"""Cost of a collective: time per step of its algorithm, as a function of the bytes in a step.
+"""Cost of a collective, computed from the time of one step of its algorithm.
 
     time(op, size, ranks) = steps * t(x),   x = sent * size / steps
     t(x) = alpha + beta * x                 on each piece of x
 
-A step is one message of the collective's algorithm. ``steps``, ``sent`` and ``reduced`` are defined
-in ``algorithms.py`` for each algorithm, so one curve holds for all numbers of ranks. alpha is the
-latency of a step in seconds, beta the seconds per byte of a step. In an operation that reduces,
-beta = wire + gamma * reduced / sent. wire is the seconds to send a byte, and gamma the seconds to
-add up a byte (Hockney's model with Thakur's reduction term). Pieces divide the range of x, because
-the protocol may change with x. A curve may also have knots, pairs of x and t(x). Between two knots
-whose x differ by at most the factor ``DENSE``, t(x) is interpolated; elsewhere, the piece's line is
-used.
+A step is one message of the algorithm, and x is the size of the message in bytes. ``algorithms.py``
+defines ``steps``, ``sent`` and ``reduced``. One curve t(x) holds for all numbers of ranks. alpha is
+the latency of a step in seconds, and beta the seconds per byte of a step. In an operation that adds
+up values, beta = wire + gamma * reduced / sent. wire is the seconds to send a byte, and gamma the
+seconds to add up a byte (Hockney's model with Thakur's reduction term). The range of x is divided
+into pieces, because the protocol may change with x.
 
-NCCL changes protocol, algorithm and number of channels at certain sizes. These sizes are not known
-exactly, so a curve of few pieces fits NCCL's times poorly. If measured sizes are dense,
-interpolation between knots is more accurate. At sizes where latency is a considerable part of t,
-linear interpolation of t is too low, and linear interpolation of log t over log x is too high.
-Therefore the geometric mean of both is used. The less certain a knot's measured time is, the
-further it is moved towards the time interpolated from the neighbouring knots.
+A curve may also have knots. A knot is a pair of x and t(x). Between two knots whose x differ by at
+most the factor ``DENSE``, t(x) is interpolated. Elsewhere, the line of the piece is used.
+
+NCCL changes protocol, algorithm and number of channels at unknown sizes, so a few lines fit NCCL's
+times poorly. Interpolation between dense knots is more accurate. If latency is a considerable part
+of t, linear interpolation of t is too low, and linear interpolation of log t over log x is too
+high. So the geometric mean of the two is used. A knot with an uncertain measured time is moved
+towards the time that is interpolated from the neighbouring knots.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ from commprof.forecast.costs.algorithms import Work, canonical, work
 from commprof.stats.intervals import robust_deviation
 
 Floats = npt.NDArray[np.float64]
-#: Bytes and seconds per step of the algorithm.
+#: A pair: bytes per step and seconds per step.
 Knot = tuple[float, float]
 
-#: Times are interpolated only between two knots whose sizes differ by at most this factor. Sizes
-#: that double are near enough even if one of them is left out.
+#: Times are interpolated only between two knots whose sizes differ by at most this factor. The
+#: value allows for sizes that double, with one size missing.
 DENSE: Final = 5.0
-#: ``knots_through`` also guesses a knot's time from the two knots beside it, if the larger of their
-#: sizes is at most this factor times the smaller one.
+#: The limit in ``_guesses``, which interpolates between the two neighbours of a knot.
 _DENSE_FOR_GUESSES: Final = 10.0
 
 
 def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
     """Interpolates the time at ``x`` between the two neighbouring knots.
 
-    Returns NaN if ``x`` is outside the knots, or if the neighbours are further apart than the
-    factor ``dense``.
+    Returns NaN if ``x`` is outside the range of the knots, or if the larger neighbour is more than
+    ``dense`` times the smaller neighbour.
     """
     at = bisect.bisect_right(knots, (x, math.inf))
     if at and knots[at - 1][0] == x:
@@ -67,10 +66,11 @@ def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
 
 
 def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
-    """Makes a knot per value of ``x``, moved towards the time interpolated from neighbouring knots.
+    """Makes one knot for each value of ``x``.
 
-    The interpolated time has the weight v / (v + w). v is the variance of the knot's own time. w
-    is the variance of interpolation errors, estimated from the errors at all knots.
+    The time of a knot is a weighted geometric mean of two times: the measured time, and the time
+    interpolated from the neighbouring knots. The more uncertain the measured time is, the smaller
+    is its weight.
 
     Args:
         x: bytes per step of the algorithm; several points may have the same value.
@@ -92,9 +92,9 @@ def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
 
 
 def _guesses(x: Floats, y: Floats) -> Floats:
-    """Interpolates the time at each x from the points beside it, as :func:`between` does.
+    """Interpolates the time at each x from its two neighbours, as :func:`between` does.
 
-    NaN at the first and last x, and where the points beside it are too far apart.
+    NaN at the first and last x, and where the neighbours are too far apart.
     """
     guesses = np.full(len(x), np.nan)
     near = np.flatnonzero((x[2:] > 0) & (x[2:] <= _DENSE_FOR_GUESSES * x[:-2])) + 1
@@ -105,7 +105,7 @@ def _guesses(x: Floats, y: Floats) -> Floats:
     return guesses
 
 
-#: Link classes.
+#: Link classes: within a host, and between hosts.
 SAME_HOST, OTHER_HOST = "same_host", "other_host"
 LINKS = (SAME_HOST, OTHER_HOST)
 
@@ -117,9 +117,9 @@ def link_words(link: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """A size range in which a step of the algorithm takes alpha + beta * (bytes of the step)."""
+    """A range of sizes in which a step takes alpha + beta * (bytes of the step)."""
 
-    #: Lower end in bytes per step; the piece extends to the lower end of the next one.
+    #: Lower end of the range in bytes per step. The range ends where the next piece begins.
     low_bytes: float
     alpha_s: float
     beta_s_per_byte: float
@@ -135,7 +135,7 @@ class HeldOut:
     mean: float
     worst: float
     points: int
-    #: NaN in profiles of versions without this field.
+    #: NaN if an older version wrote the profile.
     median: float = math.nan
 
 
@@ -146,29 +146,28 @@ class CostCurve:
     op: str
     backend: str
     pieces: tuple[Piece, ...]
-    #: Range of the measurements: bytes per step of the algorithm, and ranks.
+    #: Smallest and largest measured size in bytes per step.
     step_bytes: tuple[float, float]
     world_sizes: tuple[int, ...]
-    #: Ranks of the measurement per usable core of their host; NaN if unknown.
+    #: Ranks per usable core of a host during the measurement; NaN if unknown.
     ranks_per_core: float = math.nan
-    #: Root mean square of the relative residuals, and the largest of them. If ``source`` is "run",
-    #: ``residual`` is the mean absolute error of the times at which buckets end in the replay,
-    #: divided by the step time, and ``worst_residual`` is NaN.
+    #: Root mean square of the relative residuals. If ``source`` is "run", it is the mean absolute
+    #: error of the bucket ends in a replay, divided by the step time.
     residual: float = math.nan
+    #: Largest relative residual; NaN if ``source`` is "run".
     worst_residual: float = math.nan
-    #: Errors with each size left out in turn; None if there are too few sizes.
+    #: Errors if each size in turn is left out of the fit; None if there are too few sizes.
     held_out_size: HeldOut | None = None
-    #: Errors with each world size left out in turn; None if there is only one.
+    #: Errors if each world size in turn is left out of the fit; None if there are too few.
     held_out_world_size: HeldOut | None = None
-    #: Seconds to add up a byte; None if the operation adds up nothing, or if no all-gather was
-    #: measured to compare it with.
+    #: Seconds to add up a byte; None if unknown, or if the operation adds up nothing.
     gamma_s_per_byte: float | None = None
     #: 95 % bootstrap interval.
     gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
-    #: Bootstrap replicates: per replicate the (alpha, beta) of each piece.
+    #: Bootstrap replicates. Each replicate has a pair (alpha, beta) for each piece.
     replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
-    #: Origin of the points: collectives measured alone ("microbench"), the times at which buckets
-    #: end in recorded DDP steps ("run"), or single calls of recorded sharded steps ("calls").
+    #: Origin of the points: "microbench" for collectives measured alone, "run" for bucket ends of
+    #: recorded DDP steps, "calls" for single calls of recorded sharded steps.
     source: str = "microbench"
     #: In ascending order of bytes; empty if lines fit better.
     knots: tuple[Knot, ...] = ()
@@ -186,8 +185,8 @@ class CostCurve:
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
         """Returns the time of the operation on an idle link, in seconds.
 
-        If ``op`` is given, returns the time of ``op`` instead: the number of steps is that of
-        ``op``, and the time per step is taken from this curve.
+        If ``op`` is given, the number of steps is that of the operation ``op``. The time per step
+        always comes from this curve.
         """
         done = self._work(ranks, op)
         return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
@@ -202,7 +201,7 @@ class CostCurve:
         return min(self.time_s(size_bytes, ranks, op), done.sent * size_bytes * per_byte)
 
     def outside(self, sizes_bytes: Sequence[float], ranks: int, op: str | None = None) -> list[str]:
-        """Returns the sizes and ranks outside the measured range, in words; empty if inside.
+        """Describes the sizes and ranks that are outside the measured range.
 
         ``op`` is as in ``time_s``.
         """
@@ -222,8 +221,8 @@ class CostCurve:
     def replicate(self, number: int) -> CostCurve:
         """Returns the curve with the parameters of one bootstrap replicate.
 
-        Returns this curve unchanged if it has no replicates. The index of the replicate
-        is ``number`` modulo the number of replicates.
+        The index of the replicate is ``number`` modulo the number of replicates. Returns this curve
+        unchanged if it has no replicates.
         """
         if not self.replicates:
             return self
@@ -231,15 +230,15 @@ class CostCurve:
         return self._with([(alpha, beta) for alpha, beta in drawn])
 
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
-        """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
+        """Returns the curve of another link.
 
-        In a message of alpha / beta bytes, latency and transfer take the same time. The lower ends
-        of all pieces are multiplied by the factor by which this size changes in the first piece. If
-        an alpha or beta of the first piece is 0, old or new, the ends stay.
+        ``alpha`` converts this curve's alphas, and ``beta`` its betas. In a message of alpha / beta
+        bytes, latency and transfer take the same time. The lower ends of all pieces are multiplied
+        by the factor by which this size changes in the first piece. The ends stay if an alpha or
+        beta of the first piece is 0, before or after the conversion.
 
         In a later piece, an alpha of 0 means that transfers are long enough to hide the latency. If
-        the ends move, this alpha stays 0, because transfers from the new lower end on are long
-        enough to hide the other link's latency.
+        the ends change, such an alpha stays 0.
         """
         first = self.pieces[0]
         before = first.alpha_s, first.beta_s_per_byte
@@ -262,7 +261,6 @@ class CostCurve:
         return dataclasses.replace(self._on(pieces, scale), replicates=drawn)
 
     def _work(self, ranks: int, op: str | None) -> Work:
-        """Returns the messages and bytes of a rank in ``op`` (None: in ``self.op``)."""
         return work(canonical(op or self.op), ranks, self.backend)
 
     def _with(self, values: list[tuple[float, float]]) -> CostCurve:
@@ -273,10 +271,10 @@ class CostCurve:
         return self._on(pieces)
 
     def _on(self, pieces: tuple[Piece, ...], scale: float = 1.0) -> CostCurve:
-        """Returns the curve with ``pieces`` as its lines, and with its knots adapted to them.
+        """Returns the curve with new ``pieces``, and with its knots moved along.
 
-        Each knot's bytes are multiplied by ``scale``. The knot's time is multiplied by the time on
-        the new line at the new bytes, divided by the time on the old line at the old bytes.
+        A knot's bytes are multiplied by ``scale``. Its time is multiplied by the ratio of the new
+        line's time to the old line's time.
         """
         lines = dataclasses.replace(self, pieces=pieces, knots=())
         knots = tuple(

@@ -1,17 +1,18 @@
-"""Cost of a compressor per bucket: processor time by stage, bytes on the wire, fixed overhead.
+"""Cost of a compressor per bucket: processor time, transfer time and fixed overhead.
 
-A compressor has one thread, which processes one bucket after another. With C the processor time of
-a bucket, W its transfer time and p the number of pieces in which it is sent, C and W overlap except
-for the first piece:
+A compressor has one thread, which processes one bucket after another. A bucket is sent in p pieces.
+C is the processor time of the bucket, and W its transfer time. C and W overlap except for the first
+piece:
 
     time = overhead + max(C, W) + min(C, W) / p
 
-With the compressor ``hierarchical``, or another compressor's option ``hierarchical=1``, the ranks
-of a host first add up their gradients, then the hosts exchange the sums. Here C is the time within
-a host, beta * size, and the overhead is the latency within a host. beta and this latency are fitted
-by replaying recorded steps, because the stages' own times include waiting for the host's other
-ranks. W is the transfer time between hosts; it follows from the cost curve of the link between
-hosts. Each host counts as one peer.
+In a hierarchical exchange, the ranks of a host first add up their gradients, then the hosts
+exchange the sums. The compressor ``hierarchical`` works like this. Other compressors work like this
+with the option ``hierarchical=1``. In this exchange, C is the time within a host, beta * size, and
+the overhead is the latency within a host. beta and the overhead are fitted by replaying recorded
+steps, because the stages' own times include waiting for the host's other ranks. W is the transfer
+time between hosts, which follows from the cost curve of the link between hosts. Each host counts as
+one peer.
 """
 
 from __future__ import annotations
@@ -26,31 +27,30 @@ from commprof.forecast.costs.regression import Line
 
 #: How ranks exchange a bucket, see docs/compressors.md.
 TWO_PHASE, GATHER, RING, HIERARCHICAL = "two_phase", "gather", "ring", "hierarchical"
-#: Encoded bytes of a rank's share that are sent as one piece (``compress::Options::piece_bytes``).
+#: Encoded bytes that a rank sends as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
-#: Successive messages of a bucket: its header, then one per phase. A message goes to all ranks at
-#: once (``Channel::exchange``), so the number of messages does not depend on the number of ranks.
-#: One exception: with up to ``_ONE_PHASE_RANKS`` ranks, two phases become one (``inOnePhase()`` in
-#: ``block_scheme.cpp``).
+#: Number of successive messages of a bucket: one for the header, and one per phase. A message goes
+#: to all ranks in parallel (``Channel::exchange``).
 _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
+#: Up to this number of ranks, two phases become one (``inOnePhase()`` in ``block_scheme.cpp``).
 _ONE_PHASE_RANKS = 2
-#: Least number of ranks at which top-k may let each rank sum its own part of the bucket
+#: With this number of ranks or more, top-k may let each rank add up a part of the bucket
 #: (``SplitGather::canPay``).
 _FEWEST_OWNERS = 4
 #: Least number of chunks into which commprof's own backend cuts a bucket.
 _CHUNKS = 8
-#: Number of these chunks that are in flight between hosts at a time.
+#: Number of chunks that are in flight between hosts at a time.
 _CHUNKS_IN_FLIGHT = 2
 
 
 def recording(label: str) -> str:
-    """Returns the command that records a run with this compressor, to fit its cost."""
+    """Returns a command that records a run with the compressor ``label``."""
     return invocation.command("run", "--world-sizes", "2", "--hook", invocation.quoted(label))
 
 
 @dataclass(frozen=True)
 class HookFigures:
-    """Fitted figures of a ``HookCost``, with the same names and units."""
+    """The fitted figures of a ``HookCost``, with the same names and units."""
 
     encode: Line
     reduce: Line
@@ -72,33 +72,31 @@ class HookCost:
     payload_ratio: float
     #: Fixed time per bucket: waking threads, headers, messages.
     overhead_s: float
-    #: In the recorded run: ranks, ranks per core, and the smallest and largest bucket.
+    #: Number of ranks, ranks per core, and smallest and largest bucket of the recorded run.
     ranks: int
     ranks_per_core: float
     bucket_bytes: tuple[float, float]
-    #: Extra time of a rank's own work due to the compressor, divided by the bytes of all gradients;
-    #: below 0 if plain all-reduces slow compute down more than the compressor does. NaN if no
-    #: similar run without a hook was recorded.
+    #: Extra time of a rank's own work due to the compressor, divided by the bytes of all gradients.
+    #: The extra time is relative to plain all-reduces, and may be below 0. NaN if unknown.
     compute_s_per_byte: float = math.nan
-    #: True if ranks first add up gradients within their host, and hosts then exchange only the
-    #: sums. In this case, ``reduce`` holds all processor time, ``payload_ratio`` refers to a
-    #: host's bytes, and ``ranks`` counts hosts.
+    #: True if hosts exchange the sums of their ranks' gradients. Then ``reduce`` holds all
+    #: processor time, ``payload_ratio`` refers to the bytes of a host, and ``ranks`` is a number of
+    #: hosts.
     between_hosts: bool = False
     #: Ranks per host of the recorded run, rounded.
     ranks_per_host: int = 1
-    #: Latency of a message in the recorded run, the fitted alpha of its link; ``overhead_s``
-    #: includes it. NaN if the profile lacks it.
+    #: Latency of a message in the recorded run; ``overhead_s`` includes this latency. NaN if
+    #: unknown.
     alpha_s: float = math.nan
-    #: Link class of the recorded run; empty if the profile lacks it.
+    #: Link class of the recorded run; empty if unknown.
     link: str = ""
-    #: Mean absolute error of the times at which buckets end in a replay of the recorded run,
-    #: divided by the step time; NaN if the profile lacks it.
+    #: Mean absolute error of the bucket ends in a replay of the recorded run, divided by the step
+    #: time; NaN if unknown.
     residual: float = math.nan
-    #: Root mean square of the relative residuals of a bucket's processor time; NaN if the cost was
-    #: not fitted to the stages' own times, or the profile lacks it.
+    #: Root mean square of the relative residuals of a bucket's processor time; NaN if unknown.
     work_residual: float = math.nan
-    #: Ends of each figure's 95 % bootstrap interval; NaN for figures of unknown uncertainty. None
-    #: if the profile lacks them.
+    #: Ends of the 95 % bootstrap intervals. A figure is NaN if its uncertainty is unknown. None if
+    #: the profile has no intervals.
     low: HookFigures | None = None
     high: HookFigures | None = None
     #: Bootstrap replicates. Replicate i was fitted with replicate i of the link's cost curve.
@@ -107,8 +105,8 @@ class HookCost:
     def replicate(self, number: int) -> HookCost:
         """Returns the cost with the figures of one bootstrap replicate.
 
-        Its index is ``number`` modulo the number of replicates. Without replicates, the cost is
-        returned unchanged.
+        The index of the replicate is ``number`` modulo the number of replicates. Returns this cost
+        unchanged if it has no replicates.
         """
         if not self.replicates:
             return self
@@ -122,14 +120,14 @@ class HookCost:
         )
 
     def peers(self, ranks: int, ranks_per_host: int) -> int:
-        """Number of peers that exchange buckets: hosts if ``between_hosts``, else ranks."""
+        """Returns the number of hosts or ranks that exchange buckets."""
         return max(1, math.ceil(ranks / ranks_per_host)) if self.between_hosts else ranks
 
     def link_sharing(self, ranks: int, ranks_per_host: int) -> float:
-        """Load of a host's link, as a multiple of one rank's ``sent_bytes``.
+        """Returns the load of a host's link, as a multiple of one rank's ``sent_bytes``.
 
-        The link carries the messages that all ranks of the host send to other hosts. A ring enters
-        and leaves each host only once.
+        The link carries the messages of all ranks of the host to other hosts. In a ring, only one
+        rank of each host sends to another host.
         """
         everyone = self.exchange in (TWO_PHASE, GATHER) and not self.between_hosts
         if not everyone or ranks_per_host >= ranks:
@@ -145,15 +143,14 @@ class HookCost:
         sharing: float = 1.0,
         later_s: float = 0.0,
     ) -> float:
-        """Time from the compressor's start on a bucket until the bucket's mean is complete.
+        """Returns the time in s from the compressor's start on a bucket to the complete mean.
 
         Args:
             size_bytes: size of the fp32 gradients.
             ranks: number of peers, see :meth:`peers`.
-            curve: cost of an all-reduce, or of an operation that stands in for it, on the link
-                between the peers.
-            crowding: ranks per core divided by recorded ranks per core; multiplies processor time.
-            sharing: result of :meth:`link_sharing`; multiplies the transfer time.
+            curve: cost curve of the link between the peers.
+            crowding: factor for processor time: ranks per core, divided by recorded ranks per core.
+            sharing: factor for transfer time, see :meth:`link_sharing`.
             later_s: extra latency of a message, compared with the recorded run.
         """
         work_s = self.work_s(size_bytes, ranks) * crowding
@@ -166,20 +163,20 @@ class HookCost:
         return overhead_s + max(work_s, transfer_s) + overlapped
 
     def work_s(self, size_bytes: float, ranks: int) -> float:
-        """Processor time for a bucket."""
+        """Returns the processor time of a bucket, in s."""
         encode, reduce, decode = (
             fixed + per_byte * size_bytes
             for fixed, per_byte in (self.encode, self.reduce, self.decode)
         )
-        # After a gather each rank decodes and adds up the values of all others.
+        # After a gather, each rank decodes and adds up the values of all other ranks.
         growth = ranks / self.ranks if self.exchange == GATHER else 1.0
         return encode + (reduce + decode) * growth
 
     def transfer_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
-        """Transfer time of a bucket.
+        """Returns the transfer time of a bucket, in s.
 
-        It includes the messages' latency if the bucket is exchanged by all-reduces (``RING`` and
-        ``HIERARCHICAL``). In the other exchanges, ``overhead_s`` includes this latency.
+        In the exchanges ``RING`` and ``HIERARCHICAL``, this time includes the latency of the
+        messages. In other exchanges, ``overhead_s`` includes the latency.
         """
         if self.exchange == HIERARCHICAL:
             chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks, "all_reduce")
@@ -190,11 +187,11 @@ class HookCost:
         return self.sent_bytes(size_bytes, ranks) * curve.pieces[-1].beta_s_per_byte
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """Bytes that one peer (a rank, or a host if ``between_hosts``) sends for a bucket."""
+        """Returns the bytes that one peer sends for a bucket."""
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
             gathered = payload * (ranks - 1)
-            # Top-k sends all values as fp16 in two phases if these are fewer bytes (TopK::dense).
+            # Top-k sends all values as fp16 if that takes fewer bytes (TopK::dense).
             dense = size_bytes * (ranks - 1) / ranks if self._is_top_k else math.inf
             return min(gathered, dense)
         return payload * 2 * (ranks - 1) / ranks
@@ -203,16 +200,15 @@ class HookCost:
         """Returns remarks on parts of the exchange that the model leaves out.
 
         Args:
-            peers: number of peers that exchange buckets, see :meth:`peers`.
+            peers: result of :meth:`peers`.
         """
         if not self._is_top_k or peers < _FEWEST_OWNERS:
             return []
         one = "host" if self.between_hosts else "rank"
         return [
-            f"{self.label} at {peers} {one}s is priced as if each {one} sent its chosen values to "
-            "all others, or all values in fp16 if these are fewer bytes; the real cost can be "
-            f"lower: if all {one}s choose the same positions, each {one} adds up a part of the "
-            "bucket and sends only the sums"
+            f"the real cost of {self.label} at {peers} {one}s can be lower than predicted: if all "
+            f"{one}s choose the same positions, each {one} adds up a part of the bucket and sends "
+            "only the sums"
         ]
 
     @property

@@ -1,4 +1,4 @@
-"""Machine profile: a file of fitted costs of collectives and compressors, for later commands."""
+"""Machine profile: a file with the fitted costs of collectives and compressors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ KIND = "commprof machine profile"
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """Fitted costs of collectives over links of one class: within a host, or between hosts."""
+    """Fitted costs of collectives on links of one class: within a host, or between hosts."""
 
-    #: Cost curves by operation.
     curves: Mapping[str, CostCurve]
-    #: The link's own rate and one-way latency, as stated by the user; NaN if not stated.
+    #: Rate and one-way latency of the link, as the user states them; NaN if not stated.
     bytes_per_s: float = math.nan
     latency_s: float = math.nan
 
@@ -45,21 +44,20 @@ class MachineProfile:
     created: str = ""
 
     def expected_s(self, op: str, size_bytes: int, ranks: int, same_host: bool) -> float:
-        """Returns the time of a call; NaN if its operation has no curve on this link."""
+        """Returns the time of a call in s; NaN if the operation has no curve on this link."""
         link = self.links.get(SAME_HOST if same_host else OTHER_HOST)
         curve = None if link is None else link.curves.get(canonical(op))
         return math.nan if curve is None else curve.time_s(size_bytes, ranks)
 
     def unlike(self, link: str, backend: str) -> str:
-        """Says why the costs cannot be those of a job over this link class and backend.
+        """Returns the reason why the costs do not apply to a job.
 
         Args:
             link: ``SAME_HOST`` or ``OTHER_HOST``.
-            backend: as a job names it: ``gloo``, or ``cpu:gloo,cuda:nccl``.
+            backend: the job's backend, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
 
         Returns:
-            A clause to be put after the words "the profile"; empty if nothing speaks against the
-            costs.
+            A clause that follows the words "the profile"; empty if the costs may apply.
         """
         curves = self.links[link].curves.values() if link in self.links else ()
         if not curves:
@@ -71,7 +69,7 @@ class MachineProfile:
 
 
 def _plain_names(backend: str) -> set[str]:
-    """Returns a job's backends without their devices: gloo and nccl of ``cpu:gloo,cuda:nccl``."""
+    """Returns backends without their devices: gloo and nccl for ``cpu:gloo,cuda:nccl``."""
     return {name.rpartition(":")[2] for name in backend.split(",")}
 
 

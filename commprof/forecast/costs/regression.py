@@ -1,8 +1,8 @@
 """Fits robust lines through measured times, in one piece or several.
 
 Huber's M-estimator (iteratively reweighted least squares, k = 1.345 robust standard deviations)
-fits each line ``a + b x``, with a and b not below 0; it makes the relative residuals
-``(a + b x - y) / y`` small. Schwarz's criterion (BIC) decides the number of pieces.
+fits each line ``a + b x``. The fit makes the relative residuals ``(a + b x - y) / y`` small. a and
+b are never below 0. Schwarz's criterion (BIC) decides the number of pieces.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ _ROUNDS = 12
 #: Least number of different x in a piece.
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
-#: Up to this number of different x, ``find_breaks`` tries a break between any two neighbours; if
-#: there are more, it tries some places only, because its time grows with a high power of their
-#: number. For the held-out errors, ``fit.py`` leaves out one x after the other; up to this number
-#: of x, it calls ``find_breaks`` again for each of them.
+#: ``find_breaks`` tries at most this number of places for a break, because its time grows with a
+#: high power of the number. If there are more sizes, ``fit.py`` keeps the breaks when it leaves out
+#: a size.
 MOST_SIZES = 70
-#: Residuals below this do not justify another piece.
+#: A mean relative residual below this value does not justify another piece.
 _FINEST = 1e-3
 
 
 def robust_line(x: Floats, y: Floats) -> Line:
-    """Fits a line ``a + b x`` through ``y > 0``, with neither a nor b negative."""
+    """Fits a line ``a + b x`` to values ``y > 0``; a and b are never below 0."""
     a, b = robust_lines(x, y, np.ones((1, len(x)), dtype=bool))[0].tolist()
     return a, b
 
 
 def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
-    """Fits one line ``a + b x`` to the points of each row of the mask ``chosen`` ([row, point]).
+    """Fits one line ``a + b x`` per row of the mask ``chosen`` ([row, point]).
 
     Returns:
         Array ``[row, 2]`` of a and b.
@@ -61,7 +60,6 @@ def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
 
 
 def _deviations(off: Floats, chosen: Chosen) -> Floats:
-    """Returns, per row, the robust deviation about 0 of the chosen absolute residuals ``off``."""
     ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
     count, row = chosen.sum(axis=1), np.arange(len(chosen))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
@@ -69,7 +67,7 @@ def _deviations(off: Floats, chosen: Chosen) -> Floats:
 
 
 def relative_residuals(line: Line, x: Floats, y: Floats) -> Floats:
-    """Returns the relative residuals: fitted divided by measured, minus 1."""
+    """Returns the fitted times divided by the measured times, minus 1."""
     result: Floats = _residuals(np.array([line]), x, y)[0]
     return result
 
@@ -81,11 +79,10 @@ def _residuals(lines: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
-    """Finds the pieces that fit ``y`` best by BIC, with one line each; returns where they begin.
+    """Finds the pieces that fit ``y`` best by BIC, and returns the begin of each piece.
 
-    The first piece begins at 0, each other piece at the geometric midpoint of two neighbouring x.
-    If there are more than ``MOST_SIZES`` different x, pieces may begin only at ``MOST_SIZES`` of
-    them, evenly spread in the order of x; each line is still fitted to all points of its piece.
+    The first piece begins at 0. Each other piece begins at the geometric mean of two neighbouring
+    x. Only ``MOST_SIZES`` places are tried if there are more different x.
     """
     values = np.unique(x)
     most = max(1, min(MOST_PIECES, len(values) // LEAST_PER_PIECE))
@@ -111,14 +108,13 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
 
 
 def _places(count: int) -> list[int]:
-    """Returns the indices of x, from 0 to ``count``, at which a piece may begin or end."""
     if count <= MOST_SIZES:
         return list(range(count + 1))
     return [round(at * count / MOST_SIZES) for at in range(MOST_SIZES + 1)]
 
 
 def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None:
-    """Fits a line per piece; None if a piece has fewer than two different x."""
+    """Fits a line to each piece; None if a piece has fewer than two different x."""
     piece = np.searchsorted(np.asarray(breaks), x, side="right") - 1
     lines = []
     for number in range(len(breaks)):
@@ -141,8 +137,7 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
     ok = determinant > 1e-12 * pp * qq
     by = np.where(ok, determinant, 1.0)
     free = np.stack([(sp * qq - sq * pq) / by, (sq * pp - sp * pq) / by], axis=1)
-    # If a or b is negative, or both are undetermined, the better of two lines replaces the fit: the
-    # one with a = 0, or the one with b = 0.
+    # If a or b is negative or undetermined, a line with a = 0 or with b = 0 replaces the fit.
     none = np.zeros(len(weight))
     only_b = np.stack([none, np.divide(sq, qq, out=none.copy(), where=qq > 0)], axis=1)
     only_a = np.stack([sp / pp, none], axis=1)
@@ -156,10 +151,10 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
 def _segment_costs(
     x: Floats, y: Floats, values: Floats, places: Sequence[int]
 ) -> dict[tuple[int, int], float]:
-    """Returns, by (i, j), the sum of absolute relative residuals of the line of one piece.
+    """Returns the sum of absolute relative residuals for each possible piece.
 
-    The line is fitted to the points with x in ``values[i:j]``, and only they are in the sum.
-    ``values`` are the different x in ascending order, and i and j are two of ``places``.
+    The key (i, j) is the piece with x in ``values[i:j]``. ``values`` are the different x in
+    ascending order; i and j are two of ``places``.
     """
     pairs = [(i, j) for i, j in itertools.combinations(places, 2) if j - i >= LEAST_PER_PIECE]
     first, behind = np.array(pairs).T

@@ -25,9 +25,10 @@ from commprof.forecast.sharded.steps import ShardedSteps
 def curves_of(
     recorded: Sequence[RecordedSteps], measured: Mapping[str, CostCurve]
 ) -> dict[str, CostCurve]:
-    """Returns a curve per operation: from ``measured`` if it is there, else fitted to the runs.
+    """Returns a cost curve per operation.
 
-    All runs are over links of one class. Runs with a compressor are skipped.
+    The curves in ``measured`` are kept. Curves of other operations are fitted to the recorded runs,
+    which must all use links of one class. Runs with a compressor are skipped.
     """
     plain = [steps for steps in recorded if steps.world_size > 1 and not steps.hook]
     sharded = [steps for steps in plain if isinstance(steps, ShardedSteps)]
@@ -45,20 +46,19 @@ def build_profile(
     bandwidth_bytes_per_s: float = math.nan,
     latency_s: float = math.nan,
 ) -> tuple[MachineProfile, list[str]]:
-    """Fits a machine profile; also returns descriptions of the data that it left out.
+    """Fits a machine profile, and describes the data that was left out.
 
-    On each link class (same host or other host), an operation's curve is fitted to its
-    measurements if they suffice. Otherwise, all-reduce is calibrated on recorded DDP steps, and the
-    collectives of sharded steps are fitted to their recorded calls.
+    If an operation has enough measurements on a link class, its curve is fitted to the
+    measurements. Otherwise, its curve is fitted to recorded steps.
 
     Args:
-        measurements: collectives of microbenchmarks and of recorded jobs without steps.
-        recorded: recorded runs, one entry per world size; the cost of a compressor is fitted to
-            the runs with this compressor.
+        measurements: measured collectives of microbenchmarks, or of recorded jobs without steps.
+        recorded: recorded runs, one entry per world size.
         sources: names of all files and runs, for the profile.
-        bandwidth_bytes_per_s: the nominal rate of the link between hosts, or of the link within a
-            host if no link between hosts was measured; NaN if the user does not state it.
-        latency_s: the one-way latency of the same link; NaN if the user does not state it.
+        bandwidth_bytes_per_s: the rate that the user states for the link between hosts; NaN if not
+            stated. If no link between hosts was measured, this is the rate of the link within a
+            host.
+        latency_s: the one-way latency that the user states for the same link; NaN if not stated.
 
     Raises:
         CommprofError: no collective has enough measurements to fit its costs.
@@ -88,7 +88,6 @@ def build_profile(
 def _curves(
     measurements: Sequence[Measurement], recorded: Sequence[RecordedJob], left_out: list[str]
 ) -> dict[str, dict[str, CostCurve]]:
-    """Fits each link class's curves; ``left_out`` gets a message per failed fit or unused curve."""
     points = [point for each in measurements for point in each.points]
     steps = [each.schedule for each in recorded]
     curves = {}
@@ -106,10 +105,10 @@ def _of_one_backend(
     recorded: Sequence[RecordedJob],
     left_out: list[str],
 ) -> dict[str, CostCurve]:
-    """Chooses one fitted curve per operation, by its backend.
+    """Chooses one fitted curve per operation.
 
-    A backend of the recorded runs is preferred to gloo, and gloo to any other backend. Curves that
-    are not chosen are named in ``left_out``.
+    Backends of the recorded runs come first, then gloo, then any other backend. ``left_out`` gets a
+    message for each unused curve.
     """
     wanted = [job.schedule.backend for job in recorded if job.schedule.link == link]
     preferred = (*wanted, "gloo")
@@ -132,7 +131,7 @@ def _hooks(
     curves: Mapping[str, Mapping[str, CostCurve]],
     left_out: list[str],
 ) -> dict[str, HookCost]:
-    """Fits each compressor's cost to those of its runs that have the most ranks.
+    """Fits each compressor's cost to its runs with the most ranks.
 
     ``left_out`` gets a message for each cost that cannot be fitted.
     """

@@ -1,13 +1,13 @@
 """Fits a link's latency and rate to the bucket ends (completion times) of training steps.
 
 Buckets of a training step overlap, so no single duration gives the link's rate. The fit replays the
-exchange of the recorded steps, and chooses the latency and rate with which the replayed bucket ends
-have the least mean absolute difference from the recorded ones. A ring step that sends x bytes takes
+exchange of the recorded steps. It chooses the latency and rate with the least mean absolute
+difference between replayed and recorded bucket ends. A ring step that sends x bytes takes
 
     t(x) = max(beta x, alpha + beta x / 2)
 
 where alpha is the latency, and beta the time per byte. The reason is that gloo has two segments of
-a rank's share in flight: one travels while the rank waits for the other.
+a rank's share in flight: one segment travels while the rank waits for the other segment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Parameters = tuple[float, float]
 
 _REPLICATES = 20
 _SEED = 20240501
-#: Number of latencies, and of rates, in each grid of ``_refined``.
+#: Each grid of ``_refined`` has this number of latencies and this number of rates.
 _GRID = 5
 _MOST_GRIDS = 60
 #: Two losses count as equal if their relative difference is below this.
@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 
 
 def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
-    """Fits one curve to the all-reduces of runs, all within a host or all between hosts.
+    """Fits one cost curve to the all-reduces of runs on links of one class.
 
     Raises:
         CommprofError: there is no run of 2 ranks or more without a compressor.
@@ -75,8 +75,8 @@ def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, fl
 def _loss(schedules: Sequence[Schedule], random: np.random.Generator | None = None) -> _Loss:
     """Returns the function of (alpha, beta) to minimise: the mean error of replayed bucket ends.
 
-    A bucket's end is its completion time. The absolute error of this time is divided by the run's
-    median step time. With ``random``, the recorded steps are resampled with replacement.
+    Each error is divided by the run's median step time. With ``random``, the recorded steps are
+    resampled with replacement.
     """
     parts = []
     for schedule in schedules:
@@ -106,10 +106,10 @@ def _best_of_grid(loss: _Loss) -> Parameters:
 
 
 def _refined(loss: _Loss, start: Parameters, factor: float, until: float) -> Parameters:
-    """Returns the best point (latency, seconds per byte) found by a search of successive grids.
+    """Searches for the least loss on a series of grids, each around the best point so far.
 
-    Each grid has multiples of the best point so far, from 1 / ``factor`` to ``factor``. If a grid
-    has no better point, ``factor`` is reduced. The search ends at a factor of ``until`` or less.
+    A grid reaches from 1 / ``factor`` to ``factor`` times the best point. If a grid has no better
+    point, the factor is reduced. The search ends when the factor is ``until`` or less.
     """
     best, least = start, loss(*start)
     for _ in range(_MOST_GRIDS):

@@ -1,4 +1,4 @@
-"""Fits cost curves to measured collectives: parameters, intervals, residuals, held-out errors."""
+"""Fits cost curves to measured collectives, with intervals and errors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ _ALMOST = 1.1
 
 @dataclass(frozen=True)
 class _Data:
-    """Points of one operation, as columns."""
-
     ranks: Floats
     size_bytes: Floats
     steps: Floats
@@ -46,18 +44,18 @@ class _Data:
     #: Relative standard error of y.
     error: Floats
     samples: tuple[tuple[float, ...], ...]
-    #: The largest of the points' values; NaN if no point's value is known.
+    #: Largest value of the points; NaN if no value is known.
     ranks_per_core: float
 
 
 def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
     """Fits a curve per operation and backend over all world sizes, on links of one class.
 
-    gamma, the time to add up a byte, is separated from the transfer time if an all-gather was
-    measured besides an all-reduce: both send over the same links, but only all-reduce adds up.
+    If all-gather was measured, gamma (the time to add up a byte) is separated from the transfer
+    time. This is possible because all-gather adds up nothing.
 
-    An operation that was measured at too few sizes to separate latency from rate is left out. The
-    second list has a message for each operation that is left out.
+    Operations with too few sizes are left out. The second list has a message for each such
+    operation.
     """
     curves, left_out = [], []
     for op, backend in sorted({(point.op, point.backend) for point in points}):
@@ -122,7 +120,6 @@ def _columns(op: str, backend: str, points: Sequence[Point]) -> _Data:
 
 
 def _barrier(backend: str, data: _Data) -> CostCurve:
-    """Fits the curve of a barrier: only a latency, as a barrier moves no data."""
     alpha = float(np.median(data.y))
     residual = alpha / data.y - 1
     return CostCurve(
@@ -145,10 +142,10 @@ def _predicted(breaks: Sequence[float], lines: Sequence[Line], x: Floats) -> Flo
 
 
 def _bootstrap(breaks: Sequence[float], data: _Data) -> list[list[Line]]:
-    """Refits the line of each piece of the curve to points drawn with replacement.
+    """Refits the lines ``REPLICATES`` times to points drawn with replacement.
 
-    The breaks between pieces stay as given. A drawn point gets a new time: the median of its
-    resampled times. A draw with fewer than two sizes in a piece is repeated.
+    The time of a drawn point is redrawn too. A draw is repeated if it has fewer than two sizes in a
+    piece.
     """
     random = np.random.default_rng(_SEED)
     drawn: list[list[Line]] = []
@@ -168,8 +165,7 @@ def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
     if len(samples) < 2:
         return float(data.y[row])
     drawn = random.choice(np.asarray(samples), len(samples))
-    # The point's time may be another statistic than the median, so it is multiplied by the ratio of
-    # two medians.
+    # The point's time may be a mean, so it is multiplied by a ratio of medians.
     return float(data.y[row] * np.median(drawn) / np.median(samples))
 
 
@@ -195,16 +191,15 @@ def _pieces(
     return tuple(pieces)
 
 
-#: Largest number of refits. Each refit leaves out a different set of points.
+#: Largest number of refits in ``_leave_out``.
 _MOST_TURNS: Final = 200
 
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """Relative errors of two methods at left-out points: lines, and interpolation between knots.
+    """Relative errors at left-out points: of lines, and of interpolation between knots.
 
-    Knots are measured sizes with their times. At points without near knots, ``by_knots`` equals
-    ``by_lines``.
+    At points without near knots, ``by_knots`` equals ``by_lines``.
     """
 
     by_lines: Floats
@@ -212,17 +207,15 @@ class _LeftOut:
 
     @property
     def prefers_knots(self) -> bool:
-        """True if knots were tried and have smaller or hardly larger errors than the lines."""
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         tried = bool((self.by_lines != self.by_knots).any())
         return tried and bool(_are_knots_better(knots.sum(), lines.sum()))
 
     @property
     def held_out(self) -> HeldOut:
-        """Held-out errors, with lines or knots at each point.
+        """Errors at the left-out points.
 
-        For each point, ``_are_knots_better`` chooses between the two by their errors at all other
-        points.
+        For each point, the errors at all other points decide between lines and knots.
         """
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
@@ -236,12 +229,11 @@ class _LeftOut:
 
 
 def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
-    """True if the errors with knots add up to less than 1.1 times the errors with lines.
+    """True if ``knots`` is less than 1.1 times ``lines``; both are sums of errors.
 
-    For each point, ``held_out`` passes the sums over all other points. Without the factor 1.1,
-    the choice between equally good fits would differ from point to point. If lines are right and
-    all errors are noise, the errors with knots are about 1.2 times the errors with lines. 1.2 is
-    above 1.1, so lines are chosen then.
+    Without the factor 1.1, the choice between equally good fits would differ from point to point.
+    If lines are right and all errors are noise, the errors with knots are about 1.2 times the
+    errors with lines, so lines are chosen.
     """
     return knots < _ALMOST * lines
 
@@ -249,9 +241,9 @@ def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) ->
 def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut | None:
     """Leaves out each group of points in turn and refits; None if too few points remain.
 
-    The breaks between pieces are refitted too, unless there are more than ``MOST_SIZES`` groups.
-    Then one group hardly matters, and ``breaks``, which fit all points, are kept. If there are more
-    than ``_MOST_TURNS`` groups, several groups that are far apart are left out at a time.
+    If there are more than ``MOST_SIZES`` groups, the given ``breaks`` are kept, because one group
+    hardly changes them. If there are more than ``_MOST_TURNS`` groups, several groups that are far
+    apart are left out together.
     """
     lines, knots = np.zeros(len(data.x)), np.zeros(len(data.x))
     values, group_row = np.unique(groups, return_inverse=True)
@@ -292,7 +284,7 @@ def _rows(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Data:
 def _knots(data: _Data) -> tuple[Knot, ...]:
     """Returns knots through the points; empty if the points have several world sizes.
 
-    Points of several world sizes lie less exactly on one curve than points of one world size.
+    Points of several world sizes do not lie exactly on one curve.
     """
     if len(np.unique(data.ranks)) > 1:
         return ()
@@ -300,19 +292,15 @@ def _knots(data: _Data) -> tuple[Knot, ...]:
 
 
 def _either(knots: Sequence[Knot], lines: Floats, x: Floats) -> Floats:
-    """Returns times at ``x``: interpolated between knots, or ``lines`` where no knots are near."""
     found = np.array([between(knots, value) for value in x.tolist()])
     return np.where(np.isnan(found), lines, found)
 
 
 def _with_gamma(curve: CostCurve, plain: CostCurve | None) -> CostCurve:
-    """Returns ``curve`` with gamma (time to add up a byte); ``plain`` is the all-gather's curve.
+    """Returns ``curve`` with gamma, the time to add up a byte, if gamma can be computed.
 
-    gamma follows from the betas of both curves' last pieces (the largest sizes):
-    beta(curve) - beta(plain) = gamma * reduced / sent. reduced and sent are the bytes that a rank
-    adds up and sends in the operation of ``curve``. The interval of gamma follows from the
-    differences between both curves' bootstrap replicates. ``curve`` is returned unchanged if its
-    operation adds up nothing or ``plain`` is None.
+    ``plain`` is the curve of all-gather. The betas of both curves' last pieces differ by gamma *
+    reduced / sent.
     """
     done = work(curve.op, 2, curve.backend)
     if plain is None or not done.reduced:

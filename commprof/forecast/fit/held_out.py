@@ -1,4 +1,4 @@
-"""Errors of the model, found by predicting recorded steps from the steps of another setting."""
+"""Measures the model's errors, by predicting recorded steps from the steps of another setting."""
 
 from __future__ import annotations
 
@@ -23,35 +23,32 @@ from commprof.forecast.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile
 from commprof.text import counted
 
-#: Root mean square error of predictions of random jobs, from
+#: Root mean square of the relative errors in predictions of random jobs. Source:
 #: benchmarks/results/predictions/predict_intervals.jsonl.
 _TYPICAL = 0.04
 #: Number of errors of size ``_TYPICAL`` that ``margin_of`` adds to the errors of the checks.
 _WEIGHT = 2
-#: Fields of ``HeldOutCheck`` with trivial answers: step times that are predicted without a model.
+#: Fields of ``HeldOutCheck`` with trivial answers. A trivial answer is a step time that needs no
+#: model.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")
-#: A model is clearly better than a trivial answer (see ``TRIVIAL``) if the model's mean error is at
-#: most this share of the answer's mean error.
+#: Largest mean error of a clearly better model, divided by the trivial answer's mean error.
 _SKILLED = 0.5
 
 
 @dataclass(frozen=True)
 class HeldOutCheck:
-    """A recorded setting, compared with the model's prediction of it."""
+    """A prediction of a recorded setting, compared with the measured steps."""
 
-    #: Name of the recorded setting, for the reader.
     name: str
     world_size: int
     measured_s: float
     predicted_s: float
-    #: False if the replay was made from the recorded run, or its costs were fitted to this run too:
-    #: then the check only shows how well the model reproduces its own input.
+    #: False if the replay was made from the recorded run, or if its costs were fitted to this run.
     held_out: bool
-    #: Step times of ideal models: no overlap, and perfect overlap.
+    #: Predicted step times without overlap, and with perfect overlap.
     no_overlap_s: float
     perfect_overlap_s: float
-    #: Median step time of the run that the replay was made from, scaled to the setting's number of
-    #: backward passes per step. As a prediction, it supposes that the setting changes nothing else.
+    #: Median step time of the replayed run, scaled to the setting's number of backward passes.
     as_is_s: float = math.nan
 
     @property
@@ -60,7 +57,7 @@ class HeldOutCheck:
         return self.predicted_s / self.measured_s - 1
 
     def error_of(self, answer: str) -> float:
-        """Relative error of a step time that needs no model; ``answer`` is one of ``TRIVIAL``."""
+        """Returns the relative error of a trivial answer; ``answer`` is one of ``TRIVIAL``."""
         return float(getattr(self, answer)) / self.measured_s - 1
 
 
@@ -73,7 +70,7 @@ class ModelError:
     points: int
     #: Share by which the interval of a predicted step time is widened, see ``margin_of``.
     margin: float
-    #: The better of the ``TRIVIAL`` answers on the same checks, and its mean error.
+    #: The better one of the ``TRIVIAL`` answers on the same checks.
     trivial: str = ""
     trivial_mean: float = math.nan
 
@@ -93,7 +90,7 @@ def check(
     Args:
         replay: model made from another run, or from ``recorded`` itself.
         recorded: the measured steps.
-        name: name of the setting, for the reader.
+        name: name of the setting in reports.
         is_fitted: True if the replay's costs were fitted to ``recorded`` too.
 
     Raises:
@@ -123,12 +120,12 @@ def check(
 
 
 def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
-    """Raises ``CommprofError`` if no scenario of the replay can describe the recorded steps."""
+    """Raises ``CommprofError`` if the replay cannot predict the recorded steps."""
     kinds = [isinstance(steps, ShardedSteps) for steps in (replay.schedule, recorded)]
     if kinds[0] != kinds[1]:
         raise CommprofError(
-            "either this run or the replayed run, but not both, shards parameters, gradients or "
-            "optimizer state; check a prediction only with runs of the replayed run's strategy"
+            "only one of two runs (this run and the replayed run) shards parameters, gradients or "
+            "optimizer state; check a prediction with runs of the same strategy"
         )
     if isinstance(replay.schedule, ShardedSteps) and isinstance(recorded, ShardedSteps):
         units, here = replay.schedule.units, recorded.units
@@ -153,12 +150,11 @@ def checks(
 ) -> tuple[list[HeldOutCheck], list[str]]:
     """Checks the replay on its own run, then on each of the other settings.
 
-    Returns the checks, and a line for each setting that cannot be predicted, with the reason. Steps
-    that are given more than once are checked once.
+    Returns the checks, and a reason for each setting that cannot be predicted. A run that is given
+    twice is checked once.
 
-    The influence of a checked run on the replay is removed first: a cost that was fitted to this
-    run is refitted to the replay's own run alone, and the checked run is left out of the fit of
-    compute time to batch size. If that is not possible, the check is marked as not held out.
+    Costs and compute times that were fitted to a checked run are first refitted without this run.
+    If that is not possible, the check is marked as not held out.
 
     Args:
         replay: the model to check.
@@ -185,7 +181,6 @@ def checks(
 
 
 def _once(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
-    """Returns each recorded job once, even if ``--check`` names the predicted run again."""
     found: list[RecordedJob] = []
     for each in recorded:
         if not any(_is_same(each.schedule, before.schedule) for before in found):
@@ -194,16 +189,16 @@ def _once(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
 
 
 def _is_same(steps: RecordedSteps, other: RecordedSteps) -> bool:
-    """True if both have equal settings and step times; no two recordings agree in all ns."""
+    """True if settings and step times are equal; two recordings never agree in all ns."""
     settings = [(each.world_size, each.link, each.hook) for each in (steps, other)]
     return settings[0] == settings[1] and np.array_equal(steps.period_s, other.period_s)
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:
-    """Returns the replay's profile, with curves from recorded runs refitted to its own run alone.
+    """Returns the replay's profile with costs refitted to the replay's own run alone.
 
-    The replay's own run is the one that it was made from. Only the curves of that run's link class
-    are refitted; none if that run has a hook or one rank.
+    Only curves that were fitted to recorded runs are refitted, and only on the link class of the
+    replay's run. If that run has a hook or one rank, the profile stays the same.
     """
     schedule, profile = replay.schedule, replay.profile
     link = profile.links.get(schedule.link)
@@ -217,22 +212,14 @@ def _fitted_alone(replay: Model) -> MachineProfile:
 
 
 def _from_runs(profile: MachineProfile, schedule: RecordedSteps) -> bool:
-    """True if any cost curve of the schedule's link class was fitted to steps of recorded runs.
-
-    The other source of curves is collectives measured alone.
-    """
     link = profile.links.get(schedule.link)
     return link is not None and any(each.is_from_steps for each in link.curves.values())
 
 
 def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: RecordedSteps) -> bool:
-    """True if ``alone`` may still contain costs that were fitted to the checked run.
+    """True if ``alone`` may contain costs that were fitted to the checked run.
 
-    Args:
-        profile: the replay's profile; the checked run is one of the runs that it was fitted to.
-        alone: result of ``_fitted_alone``. Only the curves of one link class are refitted, or none;
-            all other curves and all compressors' costs are those of ``profile``.
-        schedule: steps of the checked run.
+    ``profile`` is the replay's profile, and ``alone`` the result of ``_fitted_alone``.
     """
     if schedule.hook:
         return True
@@ -241,10 +228,7 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
 
 
 def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[RecordedJob]) -> Model:
-    """Returns the replay after a new fit of compute time to batch size, without the checked run.
-
-    Returns the given replay if it has no fit to batch size, or if this fit did not use the run.
-    """
+    """Returns the replay with compute time fitted to batch size without the checked run."""
     rest = [each for each in recorded if each.schedule is not checked]
     if not isinstance(replay, Replay) or replay.compute_by_batch is None:
         return replay
@@ -254,7 +238,7 @@ def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[RecordedJ
 
 
 def model_error(checks: Sequence[HeldOutCheck]) -> ModelError | None:
-    """Computes the errors in the held-out checks; None if there are none."""
+    """Returns the errors of the held-out checks; None if there are no such checks."""
     held_out = [check for check in checks if check.held_out]
     errors = [abs(check.error) for check in held_out]
     if not errors:
@@ -269,11 +253,10 @@ def model_error(checks: Sequence[HeldOutCheck]) -> ModelError | None:
 
 
 def margin_of(errors: Sequence[float]) -> float:
-    """Returns the 95 % margin that errors on held-out settings imply for another setting.
+    """Returns the 95 % margin of the relative error on another setting.
 
-    The margin is Student's t times the root mean square error, supposing normal errors around 0.
-    ``_WEIGHT`` errors of size ``_TYPICAL`` count along with ``errors``, because one or two errors
-    may be small by chance.
+    The margin is Student's t times the root mean square error. ``_WEIGHT`` errors of size
+    ``_TYPICAL`` are added to ``errors``, because one or two errors may be small by chance.
     """
     points = _WEIGHT + len(errors)
     square = (_WEIGHT * _TYPICAL**2 + sum(error**2 for error in errors)) / points

@@ -1,12 +1,10 @@
-"""Fits a compressor's cost to the stage times and bucket completion times of recorded runs.
+"""Fits a compressor's cost to recorded runs.
 
-A straight line per stage (encode, reduce, decode) is fitted to the buckets' times. The cost also
-has a fixed overhead per bucket. The overhead is chosen so that a replay of the recorded steps
-completes buckets as close as possible to their recorded completion times. Intervals come from
-bootstrap replicates: buckets and steps are resampled, and the cost is fitted again, with fewer
-values tried for the overhead. Replicate i is fitted with replicate i of the link's cost curve, so
-the fitted overhead offsets the curve's error. A prediction therefore uses the two replicates
-together.
+Each stage (encode, reduce, decode) has a straight line, which is fitted to the stage's times. The
+cost also has a fixed overhead per bucket. The overhead is chosen so that a replay of the recorded
+steps predicts the completion times of buckets best. Intervals come from bootstrap replicates of
+buckets and steps. Replicate i is fitted with replicate i of the link's cost curve, so a prediction
+uses the two replicates together.
 """
 
 from __future__ import annotations
@@ -33,22 +31,21 @@ from commprof.forecast.replay.exchange import exchange
 from commprof.forecast.scenario.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
-#: Number of overheads tried, from 10 µs to 100 ms: each is 12 % larger than the one before.
+#: Number of tried overheads, from 10 µs to 100 ms.
 _OVERHEADS = 81
-#: If the exchange has a part within hosts: number of values tried for the time per byte within a
-#: host, from 10 ps to 100 ns.
+#: Hierarchical exchange: number of tried times per byte within a host, from 10 ps to 100 ns.
 _BETAS = 41
-#: In the same case, number of overheads tried, from 10 µs to 100 ms.
+#: Hierarchical exchange: number of tried overheads, from 10 µs to 100 ms.
 _ALPHAS = 31
 REPLICATES = 20
 _SEED = 20240501
 #: A replicate's fit tries the fitted overhead times these factors.
 _NEAR = np.geomspace(0.5, 2, 11)
-#: The same if a time per byte is fitted too; both values are then multiplied by these factors.
+#: Hierarchical exchange: factors for the fitted overhead and for the fitted time per byte.
 _NEAR_BOTH = np.geomspace(0.5, 2, 5)
-#: If the fitted overhead is 0, replicates are fitted around this overhead, the smallest above 0.
+#: A smaller fitted overhead is replaced by this value, before it is multiplied by ``_NEAR``.
 _LEAST_OVERHEAD_S = 1e-5
-#: A line through fewer buckets leaves no residuals to estimate its error from.
+#: With fewer buckets, the error of a line cannot be estimated.
 _LEAST_BUCKETS = 3
 _MOST_DRAWS = 100
 
@@ -65,9 +62,9 @@ def fit_hook(
     Args:
         label: the compressor, as given to ``--hook``.
         rows: times of the runs' compressed buckets.
-        schedules: schedules of the same runs; their buckets' completion times give the overhead.
+        schedules: recorded steps of the same runs.
         curve: cost of an all-reduce on the runs' link.
-        plain: runs without a hook; a run with the same buckets shows how the hook slows compute.
+        plain: runs without a hook, for measuring how much the hook slows compute.
 
     Raises:
         CommprofError: the runs have 1 rank or compressed no bucket, or the scheme is unknown.
@@ -112,7 +109,6 @@ def fit_hook(
 
 
 def _stages(rows: Sequence[CompressionRow]) -> tuple[Line, Line, Line]:
-    """Fits the lines of encode, reduce and decode."""
     size = np.array([float(row.gradient_bytes) for row in rows])
     return (
         _line(size, [row.times.encode_ms for row in rows]),
@@ -122,7 +118,7 @@ def _stages(rows: Sequence[CompressionRow]) -> tuple[Line, Line, Line]:
 
 
 def _line(size: npt.NDArray[np.float64], times_ms: Sequence[float]) -> Line:
-    """Fits a line if sizes differ; else supposes that all time is proportional to the size."""
+    """Fits a line; if all sizes are equal, the time is assumed to be proportional to the size."""
     seconds = np.maximum(np.array(times_ms) / 1e3, 1e-9)
     if len(np.unique(size)) > 1:
         return robust_line(size, seconds)
@@ -130,11 +126,7 @@ def _line(size: npt.NDArray[np.float64], times_ms: Sequence[float]) -> Line:
 
 
 def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> HookCost:
-    """Fits the cost of a compressor whose exchange has two levels: within hosts, and between hosts.
-
-    Each host's ranks first add up their gradients; hosts then exchange the sums. The overhead and
-    the time per byte within a host are chosen for the least error of buckets' completion times.
-    """
+    """Fits a hierarchical exchange: ranks add up within hosts, then hosts exchange the sums."""
     per_host = max(1, round(schedules[0].placement.ranks_per_host))
     hosts = max(1, math.ceil(bare.ranks / per_host))
     if hosts == 1 and bare.exchange != HIERARCHICAL:
@@ -148,8 +140,8 @@ def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve)
         encode=nothing,
         reduce=nothing,
         decode=nothing,
-        # With the compressor ``hierarchical``, a rank records the bytes of the whole bucket. With
-        # others (option ``hierarchical=1``), it records only its own part of the host's bytes.
+        # The compressor ``hierarchical`` records the bytes of the whole bucket. Other compressors
+        # record only the rank's own part of the host's bytes.
         payload_ratio=1.0 if bare.exchange == HIERARCHICAL else bare.payload_ratio * per_host,
         ranks=hosts,
         between_hosts=True,
@@ -162,7 +154,6 @@ def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve)
         schedules,
         curve,
     )
-    # Search between the neighbours of the best grid point.
     closer = np.linspace(0.75, 1.35, 13)
     return _with_level(
         coarse, closer * coarse.overhead_s, closer * coarse.reduce[1], schedules, curve
@@ -176,11 +167,9 @@ def _with_level(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Returns the cost with the best overhead and the best time per byte within a host.
+    """Chooses the overhead and the time per byte within a host that have the least error.
 
-    The best pair predicts the buckets' completion times with the least error. The overhead is 0 or
-    one of ``overheads_s``, and the time per byte is 0 or one of ``betas_s_per_byte``. The cost's
-    field ``reduce`` is (0, time per byte), and covers the time of all three stages.
+    0 is tried too for both values. The field ``reduce`` gets the time per byte of all three stages.
     """
     tried = (
         dataclasses.replace(cost, overhead_s=alpha, reduce=(0.0, beta))
@@ -196,10 +185,6 @@ def _with_overhead(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Returns the cost with the overhead that predicts the buckets' completion times best.
-
-    The overhead is 0 or one of ``overheads_s``.
-    """
     tried = (dataclasses.replace(cost, overhead_s=each) for each in (0.0, *overheads_s.tolist()))
     return min(tried, key=lambda each: _miss(each, schedules, curve))
 
@@ -224,9 +209,10 @@ def _own_s(schedule: Schedule) -> float:
 
 
 def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Returns the mean absolute error of the times at which buckets end in the replay.
+    """Returns the mean absolute error of the replayed bucket ends.
 
-    The error is divided by the run's median step time. The results of several runs are added up.
+    The error of each run is divided by the run's median step time. The errors of all runs are added
+    up.
     """
     total = 0.0
     for schedule in schedules:
@@ -244,7 +230,6 @@ def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> fl
 def _with_spread(
     cost: HookCost, rows: Sequence[CompressionRow], schedules: Sequence[Schedule], curve: CostCurve
 ) -> HookCost:
-    """Returns the cost with its residuals, replicates and intervals."""
     drawn = tuple(_replicates(cost, rows, schedules, curve))
     are_lines_drawn = cost.between_hosts or len(rows) >= _LEAST_BUCKETS
     low, high = _bounds(cost, drawn, are_lines_drawn)
@@ -285,7 +270,6 @@ def _replicates(
 
 
 def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
-    """Resamples the steps of ``ready_s`` and ``end_s`` with replacement; all else stays."""
     rows = random.integers(0, len(schedule.ready_s), len(schedule.ready_s))
     return dataclasses.replace(schedule, ready_s=schedule.ready_s[rows], end_s=schedule.end_s[rows])
 
@@ -293,11 +277,7 @@ def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
 def _redrawn_rows(
     rows: Sequence[CompressionRow], random: np.random.Generator
 ) -> list[CompressionRow]:
-    """Resamples rows with replacement; the result has two sizes or more if ``rows`` has.
-
-    A line is fitted to the result, and needs two sizes.
-    Fewer rows than ``_LEAST_BUCKETS`` are returned unchanged.
-    """
+    """Resamples rows with replacement, keeping at least two sizes, which a line needs."""
     if len(rows) < _LEAST_BUCKETS:
         return list(rows)
     least = min(2, len({row.gradient_bytes for row in rows}))
@@ -311,10 +291,6 @@ def _redrawn_rows(
 def _bounds(
     cost: HookCost, drawn: Sequence[HookFigures], are_lines_drawn: bool
 ) -> tuple[HookFigures, HookFigures]:
-    """Returns the low and high end of each figure's 95 % interval.
-
-    Both ends are NaN for encode, reduce and decode if ``are_lines_drawn`` is False.
-    """
     table = np.array(
         [
             [*figures.encode, *figures.reduce, *figures.decode, figures.overhead_s]

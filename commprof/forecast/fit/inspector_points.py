@@ -1,4 +1,7 @@
-"""Reads points for cost curves from logs of NCCL Inspector: transfer times without waiting."""
+"""Reads points for cost curves from logs of NCCL Inspector.
+
+The times are those of transfers; they do not include waiting for other ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from commprof.invocation import quoted
 from commprof.recordings.inspector import Progress, read_logs
 from commprof.text import counted
 
-#: If there are more single calls than this, a point keeps the times of only some of them: at least
-#: this many, and fewer than twice as many.
+#: A point keeps the times of fewer than twice this number of calls.
 _MOST_SAMPLES = 500
 
 
@@ -52,7 +54,7 @@ def read_inspector_points(path: Path, progress: Progress | None = None) -> Measu
         )
     remark = (
         f"{quoted(path)}: times are those of transfers in a running job, without kernel launches; "
-        "work that overlapped with a transfer may have lengthened it"
+        "other work at the same time may have lengthened the transfers"
     )
     return Measurement(tuple(points), {}, tuple(left_out), (remark,) if points else ())
 

@@ -22,7 +22,7 @@ from commprof.stats.intervals import robust_deviation
 from commprof.text import counted
 
 _US = 1e-6
-#: Standard error of a median divided by that of a mean, for normal values.
+#: Standard error of a median, divided by the standard error of a mean, for normal values.
 _OF_A_MEDIAN = 1.2533
 
 
@@ -38,7 +38,7 @@ class Point:
     time_s: float
     #: Times of single calls; empty if the file has none.
     samples_s: tuple[float, ...] = ()
-    #: Ranks on one host divided by its usable cores; NaN if unknown.
+    #: Ranks per usable core of a host; NaN if unknown.
     ranks_per_core: float = math.nan
     #: Relative standard error of the time; 0 if unknown.
     error: float = 0.0
@@ -48,8 +48,6 @@ class Point:
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of a file of measurements, with the fields that are used."""
-
     op: str
     world_size: int
     backend: str
@@ -62,7 +60,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Context:
-    """Hosts and machine of the measurement, as far as the file names them."""
+    """Hosts and machine of a measurement; None for values that the file lacks."""
 
     hosts: int | None = None
     world_size: int | None = None
@@ -79,28 +77,23 @@ class Measurement:
     machine: Mapping[str, Any]
     #: Descriptions of unused rows.
     left_out: tuple[str, ...] = ()
-    #: What a reader of the figures must know, as sentences without a full stop.
+    #: Notes for a reader of the figures: sentences without a full stop.
     remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Spread:
-    """How a job's ranks are spread over hosts; a group of N ranks is the job's first N ranks."""
-
-    #: Index of each rank's host; empty if the file does not state it. Then it is assumed that
-    #: each host has the same number of consecutive ranks.
+    #: Index of each rank's host; empty if unknown. If unknown, each host is assumed to have the
+    #: same number of consecutive ranks.
     rank_hosts: tuple[int, ...]
-    #: Hosts and ranks of the whole job.
+    #: Number of hosts and ranks of the whole job.
     hosts: int
     ranks: int
-    #: Cores of rank 0's host, supposed equal on all hosts.
+    #: Cores of rank 0's host. All hosts are assumed to have the same number of cores.
     usable_cores: float
 
     def placed(self, point: Point) -> Point:
-        """Returns the point with its link class and its ranks per core.
-
-        The point's ranks are the job's first ones.
-        """
+        """Returns a point of the job's first ranks, with its link class and ranks per core."""
         if self.rank_hosts:
             together = max(Counter(self.rank_hosts[: point.ranks]).values())
         else:
@@ -113,7 +106,7 @@ class _Spread:
 
 
 def read_points(path: Path) -> Measurement:
-    """Reads points from a result of a microbenchmark or nccl-tests; prefers out-of-place rows.
+    """Reads points from a result of a microbenchmark or of nccl-tests.
 
     Raises:
         CommprofError: the file is not a result of a microbenchmark, is of an unsupported version,
@@ -140,7 +133,6 @@ def read_points(path: Path) -> Measurement:
 
 
 def _of_nccl_tests(path: Path) -> Measurement:
-    """Reads points from a result of nccl-tests; their ``ranks_per_core`` is NaN (unknown)."""
     sweep = read_sweep(path)
     hosts = sweep.context["hosts"]
     if hosts is None:
@@ -180,8 +172,8 @@ def with_error(point: Point) -> Point:
 def _error(point: Point, in_place_s: float | None) -> float:
     """Returns the relative standard error of the point's time; 0 if unknown.
 
-    For two samples or more, the error follows from their spread. Otherwise, it is the relative
-    difference between the in-place time and the point's time, if an in-place time was measured.
+    The error follows from the spread of the samples. With fewer than two samples, it is the
+    relative difference between the in-place time and the point's time.
     """
     if len(point.samples_s) > 1:
         spread_s = robust_deviation(point.samples_s)
@@ -192,10 +184,6 @@ def _error(point: Point, in_place_s: float | None) -> float:
 
 
 def _spread(context: _Context, most_ranks: int) -> _Spread:
-    """Returns how the measured ranks were spread over hosts.
-
-    Where the file states no number, assumes one host, ``most_ranks`` ranks and NaN usable cores.
-    """
     cores = checked(context.machine, {"usable_cpu_count": int | None}, "context.machine")
     return _Spread(
         context.rank_hosts or (),
@@ -206,7 +194,6 @@ def _spread(context: _Context, most_ranks: int) -> _Spread:
 
 
 def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
-    """Describes the unused rows that matter to a user: times of hooks, and rows with wrong data."""
     hooks = sorted({row.op for row in rows if row.op.startswith("hook:")})
     if hooks:
         yield (
@@ -220,11 +207,6 @@ def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _point(row: _Row) -> Point | None:
-    """Returns the row's point; None if the row cannot be used.
-
-    A row is unusable if it is in place, has wrong data, has no time above 0, is of one rank, or is
-    of an unknown operation.
-    """
     op = canonical(row.op)
     usable = (
         op in OPERATIONS

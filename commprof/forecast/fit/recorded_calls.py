@@ -24,18 +24,16 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 from commprof.trace.schema import POINT_TO_POINT, op_name
 
-#: Fewest calls of one kind and size that make a point.
+#: Least number of calls of one kind and size for a point.
 _LEAST_CALLS = 3
 
 
 def read_calls(directory: Path, with_steps: Collection[int] = ()) -> list[Measurement]:
-    """Reads the collectives of a run without steps, by world size.
+    """Reads the collectives of a run, for each world size without steps.
 
     Args:
         directory: the run.
-        with_steps: world sizes that are known to have steps, and are not read.
-
-    A world size without points is in the list only if its ``left_out`` gives the reason.
+        with_steps: world sizes to skip, because they have steps.
 
     Raises:
         CommprofError: ``directory`` is not a run directory.
@@ -69,9 +67,9 @@ def _measurement(run: WorldRun) -> Measurement:
 def _points(traces: Sequence[Trace]) -> Iterator[Point]:
     """Yields a point per operation, number of ranks, size in bytes and link class.
 
-    A call lasts from the latest issue on any rank to the latest end on any rank. A point has the
-    median over its calls. Calls that overlapped another call on any of their ranks are left out, as
-    are calls with a rank whose host is unknown.
+    A call lasts from the latest issue on any rank to the latest end on any rank. The time of a
+    point is the median over its calls. A call is left out if it overlapped with another call, or if
+    the host of a rank is unknown.
     """
     places = host_of_each(traces)
     tables = [columns.collectives(trace) for trace in traces]
@@ -116,9 +114,9 @@ def _points(traces: Sequence[Trace]) -> Iterator[Point]:
 
 
 def _crosses_hosts(places: Sequence[Host | None], matching: Matching) -> npt.NDArray[np.bool_]:
-    """Returns, for each row of ``matching``, whether its collective's ranks were on several hosts.
+    """Returns a flag per row: True if the collective's ranks were on several hosts.
 
-    Also True if the collective is not complete. ``places`` holds the host of each rank.
+    The flag is also True if the collective is not complete.
     """
     host = np.repeat([places.index(place) for place in places], matching.lengths)
     highest, _ = matching.latest(host)
@@ -126,7 +124,7 @@ def _crosses_hosts(places: Sequence[Host | None], matching: Matching) -> npt.NDA
 
 
 def _alone(table: Collectives) -> npt.NDArray[np.bool_]:
-    """Returns a flag per call: True if the rank had no other call in flight during this call."""
+    """Returns a flag per call: True if the rank had no other call in flight at the time."""
     order = np.argsort(table.issue_ns, kind="stable")
     issue, end = table.issue_ns[order], table.end_ns[order]
     before = np.maximum.accumulate(end)[:-1] <= issue[1:]

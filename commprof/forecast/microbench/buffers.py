@@ -2,12 +2,14 @@
 
 In an in-place call, the input and output buffers share memory, as in NCCL.
 
-Element i of rank r's input depends only on (i + r) mod m, with a small prime m. Each block of an
-input or a result is therefore a table of m values, repeated. A block that is added twice, is
-in the wrong place or comes from the wrong rank is detected, with two exceptions: a wrong place is
-not detected if m divides the block length or the distance in blocks between the two places, and a
-wrong rank is not detected if m divides the difference between the two ranks. Values are whole
-numbers, so small that every sum is exact in every type.
+Element i of rank r's input depends only on (i + r) mod m, where m is a small prime. So each block
+of an input or a result repeats a table of m values. Values are small whole numbers, so that every
+sum is exact in every type.
+
+A check detects a block that is added twice, is in the wrong place or comes from the wrong rank.
+There are two exceptions. A wrong place is not detected if m divides the block length or the
+distance in blocks between the two places. A wrong rank is not detected if m divides the difference
+between the two ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ TORCH_DTYPES = {
 
 
 class Pattern:
-    """Known inputs of one operation and the outputs that must result, as tensors on the CPU."""
+    """Known inputs of one operation and the expected outputs, as tensors on the CPU."""
 
     def __init__(self, op: str, redop: str, dtype: str, world_size: int) -> None:
         """Raises UsageError if sums over the ranks are not exact in the type."""
@@ -57,7 +59,7 @@ class Pattern:
         return self._repeated(table, first, elements)
 
     def expected(self, rank: int, count: int) -> Tensor | None:
-        """Returns the output that a rank must get; None for reduce on other ranks than the root.
+        """Returns the output that a rank must get; None if the rank gets no output.
 
         ``count`` is the number of elements as in ``BenchOperation.elements``.
         """
@@ -78,14 +80,18 @@ class Pattern:
         return self.given((rank - 1) % self._world_size, count)
 
     def wrong(self, result: Tensor, expected: Tensor | None) -> int:
-        """Counts wrong elements of a result. A mean may differ by the rounding of its division."""
+        """Counts the wrong elements of a result.
+
+        A mean may differ by the rounding error of a division.
+        """
         if expected is None:
             return 0
         got = result.to("cpu")
         if self._redop != "avg":
             return int((got != expected).sum())
         off = (got.double() - expected.double()).abs()
-        # Integer types get no tolerance: if a backend can average them at all, the mean is exact.
+        # Integer types get no tolerance, because a mean of integers is exact if a backend supports
+        # it.
         eps = torch.finfo(self._dtype).eps if self._dtype.is_floating_point else 0.0
         allowed = 2 * eps * expected.double().abs()
         return int((~(off <= allowed)).sum())
@@ -123,9 +129,9 @@ class Buffers:
     """Input and output buffers of one call."""
 
     source: Tensor
-    """The input."""
+    """Input buffer."""
     target: Tensor
-    """The output. In place: the same tensor as `source`, or one of the two is part of the other."""
+    """Output buffer. In place, it shares memory with `source`."""
 
     def fill(self, pattern: Pattern, rank: int) -> None:
         """Fills the input with the pattern, and the output with zeros."""
@@ -133,7 +139,7 @@ class Buffers:
         self.source.copy_(pattern.given(rank, self.source.numel()))
 
     def clear(self) -> None:
-        """Fills the buffers with zeros, which do not grow if an in-place reduction is repeated."""
+        """Fills both buffers with zeros, which repeated in-place reductions do not change."""
         self.target.zero_()
         self.source.zero_()
 
@@ -147,9 +153,9 @@ def make_buffers(
     dtype: str,
     device: str,
 ) -> Buffers:
-    """Makes a rank's buffers, whose pages are already in memory.
+    """Makes the buffers of a rank, with all pages in memory.
 
-    ``count`` is the number of elements as in ``BenchOperation.elements``, and ``placement`` one of
+    ``count`` is the number of elements as in ``BenchOperation.elements``. ``placement`` is one of
     ``operation.placements``.
     """
     given, result = operation.elements(count, world_size)

@@ -1,4 +1,4 @@
-"""Functions without arguments, one per operation, that call methods of c10d's ProcessGroup."""
+"""Makes functions that run one collective, through methods of c10d's ProcessGroup."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ _REDOPS = {
 
 @dataclass(frozen=True)
 class Side:
-    """The process group to measure, this process's rank in the group, and its tensors' device."""
+    """The process group to measure, as seen by one rank."""
 
     group: Any
-    """The group to measure."""
     rank: int
-    """Rank in this group."""
+    """Rank of this process in the group."""
     world_size: int
-    """Number of ranks in this group."""
     device: str
     """Device of the tensors."""
 
 
 def no_meeting() -> None:
-    """Does nothing; called instead of the barrier before each sample if ``sync`` is "none"."""
+    """Does nothing; replaces the barrier before each sample if ``sync`` is "none"."""
 
 
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
@@ -64,7 +62,7 @@ def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
 
 
 def make_start(op: str, side: Side, buffers: Buffers, redop: str, is_async: bool = False) -> Any:
-    """Returns a function that issues the operation and returns c10d's Work(s), for `finish`."""
+    """Returns a function that issues the operation; its result is an argument for `finish`."""
     return _STARTS[op](side, buffers, _REDOPS[redop], is_async)
 
 
@@ -88,9 +86,9 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns `start`, or a function that copies the input to the output and then calls `start`.
+    """Returns a function that copies the input to the output, then calls `start`.
 
-    Returns the second one if `copies` is True and the buffers are out of place.
+    Returns `start` itself if `copies` is False or the buffers are in place.
     """
     source, target = buffers.source, buffers.target
     if source is target or not copies:
@@ -174,10 +172,7 @@ _STARTS: dict[str, Callable[[Side, Buffers, Any, bool], Any]] = {
 def count_wrong(
     plan: BenchPlan, op: str, count: int, side: Side, buffers: Buffers, call: Call
 ) -> int:
-    """Runs `call` as often as `plan.check` says, and counts this rank's wrong elements.
-
-    Then the buffers are cleared.
-    """
+    """Runs `call` `plan.check` times, counts wrong elements, and clears the buffers."""
     pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
     expected = pattern.expected(side.rank, count)
     wrong = 0

@@ -1,4 +1,7 @@
-"""Measures one rank's rounds (passes over all sizes); rank 0 writes all ranks' rows to a file."""
+"""Measures one rank's rounds, and collects the results of all ranks in a file.
+
+A round is one pass over all sizes.
+"""
 
 from __future__ import annotations
 
@@ -43,31 +46,33 @@ from commprof.forecast.microbench.plan import BenchPlan, Sweep
 
 @dataclass(frozen=True)
 class Cell:
-    """Samples that one rank took for one row (size and placement) in one round."""
+    """Samples of one rank for one size and placement in one round."""
 
     count: int
     """Number of elements, see `Sweep.counts`."""
     placement: str
-    """Out of place or in place."""
     times: Times
     """Begin and end of each sampled call, in ns of CLOCK_MONOTONIC."""
     wrong: int | None
-    """Wrong elements of the checked calls; None if this round checked nothing."""
+    """Number of wrong elements; None if nothing was checked."""
 
 
 @dataclass
 class SweepRun:
-    """One rank's part in a sweep; its first round sets how many calls each row gets per round."""
+    """One rank's part in a sweep.
+
+    The first round determines the number of calls in each round.
+    """
 
     plan: BenchPlan
     sweep: Sweep
     control: Any
-    """Gloo group of the same ranks, to agree on numbers of calls."""
+    """Gloo group in which the same ranks agree on the number of calls."""
     _schedule: dict[tuple[int, str], tuple[tuple[int, ...], int]] = field(default_factory=dict)
     _hooks: dict[int, HookBench] = field(default_factory=dict)
 
     def round(self, turn: int, side: Side, meet: Call) -> Iterator[Cell]:
-        """Measures round `turn`; yields the samples of each size and placement.
+        """Measures round `turn`, and yields the samples of each size and placement.
 
         `meet` is the barrier before each sample.
         """
@@ -100,9 +105,9 @@ class SweepRun:
     def _timed_call(
         self, count: int, placement: str, turn: int, side: Side
     ) -> tuple[TimedCall, int | None]:
-        """Prepares a call to time, with new buffers; in the first round, also checks its results.
+        """Returns a call to time, and the number of wrong elements in its results.
 
-        Returns the call and the number of wrong elements, which is None if nothing was checked.
+        The number is None if nothing was checked. Only the first round checks results.
         """
         plan, op = self.plan, self.sweep.op
         buffers = make_buffers(
@@ -114,10 +119,10 @@ class SweepRun:
         return TimedCall(call), count_wrong(plan, op, count, side, buffers, call)
 
     def _hook_call(self, count: int, turn: int, side: Side) -> tuple[TimedCall, int | None]:
-        """Returns the call to time (a backward pass with the hook) and a number of wrong elements.
+        """Returns a backward pass to time, and the number of wrong elements in its results.
 
-        The number is None if nothing was checked; only the first round checks. All rounds
-        share one model per size, because each model's hook has its own process group.
+        The number is None if nothing was checked. All rounds share one model per size, because each
+        model's hook has its own process group.
         """
         wrong = None
         if count not in self._hooks:
@@ -129,7 +134,7 @@ class SweepRun:
         return self._hooks[count].timed(), wrong
 
     def _slowest(self, call_ns: float) -> float:
-        """Returns the largest time of all ranks, so that all take the same number of samples."""
+        """Returns the largest time of all ranks, so that they take equally many samples."""
         largest = torch.tensor([call_ns], dtype=torch.float64)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.control)
         return float(largest)
@@ -140,18 +145,15 @@ _WRITE_EVERY_S = 2.0  # writing a long sweep's file takes 0.1 s
 
 @dataclass
 class _Rounds:
-    """Samples of one row from the rounds so far."""
-
     durations: list[Floats] = field(default_factory=list)
     skews: list[Floats] = field(default_factory=list)
     wrong: int | None = None
 
 
 class Collector:
-    """Collects all ranks' rounds and rewrites the result file often, so a failure loses little."""
+    """Collects the rounds of all ranks, and rewrites the result file often."""
 
     def __init__(self, plan: BenchPlan, context: dict[str, Any]) -> None:
-        """Starts without rows; `context` is that of `SweepResult`."""
         self._plan = plan
         self._context = context
         self._rounds: dict[RowKey, _Rounds] = {}
@@ -159,9 +161,10 @@ class Collector:
         self._written = 0.0
 
     def add(self, sweep: Sweep, ranks: Sequence[Sequence[Cell]], one_clock: bool) -> None:
-        """Adds the cells of one round: a list for each rank, all in the same order.
+        """Adds cells of one round.
 
-        `one_clock`: True if all ranks share a clock.
+        `ranks` has a list of cells for each rank; all lists are in the same order. `one_clock` is
+        True if all ranks share a clock.
         """
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
@@ -179,7 +182,7 @@ class Collector:
             self.write()
 
     def add_overlap(self, sweep: Sweep, ranks: Sequence[Sequence[OverlapCell]]) -> None:
-        """Adds one size of a sweep with --overlap: the cells of every rank."""
+        """Adds cells of a sweep with --overlap: a list for each rank."""
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
             self._overlap_rows.append(_overlap_row(key, cells))
@@ -217,8 +220,8 @@ class Collector:
 def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
     """Returns the medians over the samples.
 
-    Each sample's times are those of the rank with the largest overlapped time in this sample.
-    IMB-NBC of the Intel MPI Benchmarks also reports the times of the rank with the largest t_ovrl.
+    A sample has the times of the rank with the largest overlapped time, as in IMB-NBC of the Intel
+    MPI Benchmarks.
     """
     slowest = np.argmax([cell.overlapped_us for cell in cells], axis=0)
 

@@ -25,7 +25,6 @@ _START = {
 
 
 def _arguments() -> list[str]:
-    """Returns the arguments of this process without the entry point's name."""
     words = sys.argv[1:]
     return words[1:] if words[:1] == ["microbench"] else words
 
@@ -35,7 +34,8 @@ def context(
 ) -> dict[str, Any]:
     """Describes machine, versions and method.
 
-    `clocks` names the CLOCK_MONOTONIC clock that each rank reads, and `hosts` each rank's host.
+    `clocks` identifies the CLOCK_MONOTONIC clock that each rank reads. `hosts` identifies each
+    rank's host.
     """
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return {
@@ -63,7 +63,6 @@ def context(
 
 
 def _loops(plan: BenchPlan) -> str:
-    """Returns the languages of the loops that take the samples; for hooks and overlap, Python."""
     may_be_native = plan.backend != "nccl" and not plan.overlap
     hooks = {op.startswith(HOOK_PREFIX) for op in plan.ops}
     return " and ".join(sorted({loop_language(may_be_native and not each) for each in hooks}))
@@ -85,10 +84,10 @@ def _time(plan: BenchPlan, *, one_clock: bool) -> str:
 
 
 def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:
-    """Returns the network interfaces that are up: name and, if the driver reports it, Mbit/s."""
+    """Returns the network interfaces that are up; the speed is None if it is unknown."""
     found = []
     for entry in sorted(root.iterdir()) if root.is_dir() else []:
-        is_interface = entry.is_dir()  # unlike bonding_masters, a file of the bonding driver
+        is_interface = entry.is_dir()  # bonding_masters is a file of the bonding driver
         if not is_interface or _text(entry / "operstate") == "down":
             continue
         speed = _text(entry / "speed")
@@ -102,7 +101,10 @@ def _numa_nodes() -> int:
 
 
 def git_commit() -> str:
-    """Returns the current directory's git commit, with "-dirty" if changed; empty outside git."""
+    """Returns the git commit of the current directory; empty outside of git.
+
+    "-dirty" follows the commit if files were changed.
+    """
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],

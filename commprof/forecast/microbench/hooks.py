@@ -1,7 +1,7 @@
-"""Measures a compressor on one DDP bucket, from the rank's gradient to the mean over ranks.
+"""Measures a compressor on one DDP bucket.
 
-The compressor is attached to a DDP model as in training. The model has one matrix with a given
-gradient, so a backward pass is DDP's copy into its bucket, the hook, and nothing else.
+The compressor is attached to a DDP model, as in training. The model has one matrix with a given
+gradient. So a backward pass contains only DDP's copy into the bucket, and the hook.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Tensor = Any  # the type checker does not read torch
 
 _GRADIENTS = 3  # used in turn, so that error feedback does not always see the same gradient
 _MOST_COLUMNS = 1024
-_BUCKET_CAP_MB = 1 << 20  # one bucket, whatever the size
-#: Relative error allowed: every scheme can represent the values, but int8's scales are rounded.
+_BUCKET_CAP_MB = 1 << 20  # large enough for all gradients in one bucket
+#: Allowed relative error, because int8 rounds its scales.
 _TOLERANCE = 5e-3
 
 
@@ -54,16 +54,18 @@ class HookBench:
     """One model with its compressor, for one size and one rank."""
 
     hook: str
-    """The compressor, as `compressors.parse` reads it."""
+    """The compressor, as given to --hook."""
     model: Any
-    """The DDP model."""
     attachment: Any
     """Attachment of the hook, from `commprof.attach`."""
     gradients: tuple[Tensor, ...]
-    """Gradients, which are used in turn."""
+    """Gradients that successive samples use in turn."""
 
     def timed(self) -> TimedCall:
-        """Returns a backward pass to time; the old gradient is removed before it, untimed."""
+        """Returns a backward pass to time.
+
+        The untimed preparation removes the old gradient.
+        """
         turn = 0
 
         def call() -> None:
@@ -77,9 +79,9 @@ class HookBench:
         return TimedCall(call, prepare)
 
     def wrong(self, rank: int, world_size: int) -> int:
-        """Counts wrong elements of a gradient that the scheme must send without loss.
+        """Sends a gradient that the scheme can represent, and counts the wrong elements.
 
-        Call it before anything else, while no residual of other gradients exists.
+        Call this method before all others, while no residual of another gradient exists.
         """
         pattern = _lossless(self.gradients[0], _ratio(self.hook))
         self.model.zero_grad(set_to_none=True)
@@ -98,7 +100,7 @@ class HookBench:
 def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -> HookBench:
     """Makes a hook's bench for a gradient of `count` elements; all ranks of the group call this.
 
-    Raises UsageError for a hook that `compressors.parse` does not accept.
+    Raises UsageError for an invalid hook.
     """
     columns = next(n for n in range(min(_MOST_COLUMNS, count), 0, -1) if count % n == 0)
     model = _OneMatrix(count // columns, columns).to(device)
@@ -117,18 +119,15 @@ def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -
 
 
 def _scales(count: int) -> Tensor:
-    """Returns a factor per element, the same within each of 12 blocks, growing from 1e-5 to 1e-2.
-
-    The blocks imitate layers of a model, whose gradients differ in size.
-    """
+    """Returns a factor per element, from 1e-5 to 1e-2 in 12 blocks, like layers of a model."""
     return torch.logspace(-5, -2, 12).repeat_interleave(-(-count // 12))[:count]
 
 
 def _lossless(like: Tensor, ratio: float) -> Tensor:
     """Returns a matrix of 1 and -1, shaped as ``like``, that every compressor can represent.
 
-    The matrix is an outer product. If ``ratio`` is below 1, only that share of the elements (at
-    least one), from the first element on, is kept. All other elements are 0: topk drops only zeros.
+    If ``ratio`` is below 1, only this share of the elements is not 0, so that topk drops only
+    zeros.
     """
     rows = torch.where(torch.arange(like.shape[0]) % 3 == 0, -1.0, 1.0)
     columns = torch.where(torch.arange(like.shape[1]) % 5 == 0, -1.0, 1.0)
@@ -139,6 +138,5 @@ def _lossless(like: Tensor, ratio: float) -> Tensor:
 
 
 def _ratio(hook: str) -> float:
-    """Returns the share of values that topk sends; 1 for other schemes."""
     compressor = satellites.tune().parse_hook(hook)
     return compressor.options.get("ratio", 0.01) if compressor.scheme == "topk" else 1.0

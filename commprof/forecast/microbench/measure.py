@@ -1,13 +1,13 @@
-"""Measures when each rank begins and ends each call, according to the rank's own clock.
+"""Measures when each rank begins and ends each call, by the rank's own clock.
 
-The measuring loop runs in C++ if the native module is present and tensors are on the CPU: between
-two calls Python takes several microseconds, in which a backend's threads fall asleep. The loop runs
-in Python for tensors on a device, and for hooks, whose sample is a backward pass of a model.
+The measuring loop runs in C++ if the native module is present and the tensors are on the CPU.
+Python takes several microseconds between two calls, and a backend's threads fall asleep in this
+time. For tensors on a device and for hooks, the loop runs in Python.
 
-Overlap is measured as in IMB-NBC. Each sample times the collective alone, then the compute alone,
-then both together: the collective is issued, the compute runs, and a wait for the collective
-follows. The compute takes about as long as the collective. It is the same as in IMB: products of a
-100 x 100 matrix and a vector.
+Overlap is measured as in IMB-NBC. Each sample has three measurements: the collective alone, the
+compute alone, and both together. In the third measurement, the collective is issued, the compute
+runs, and a wait for the collective follows. As in IMB, the compute consists of products of a 100 x
+100 matrix and a vector. The compute takes about as long as the collective.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ _MOST = 400  # samples of a row; enough for a p99, and the result file stays sma
 _WARMUP_NS = 5 * NS_PER_MS  # time for the warm-up calls of a size in a round
 _MOST_WARMUP = 5
 
-#: Description of the warm-up, for the result's context.
 WARMUP_RULE = "1 to 5 calls per size and round, as many as fit into 5 ms"
 
 
 def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[int, ...]:
     """Returns the number of samples in each round, for calls that take ``call_ns``.
 
-    ``asked`` is the value of option -n: the total number of samples. If ``asked`` is None, the
-    total is 20 to 400, as many as fit into 0.2 s, rounded up to a multiple of ``rounds``.
+    ``asked`` is the total number of samples, from option -n. If ``asked`` is None, the samples take
+    about 0.2 s, but their number is between 20 and about 400.
     """
     wanted = asked or min(max(int(_BUDGET_NS / call_ns), _LEAST), _MOST)
     if asked is None:
@@ -64,7 +63,8 @@ def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[i
 def warmup_calls(call_ns: float, asked: int | None) -> int:
     """Returns the number of warm-up calls before the samples of a round.
 
-    ``asked`` is the value of option -w. None gives 1 to 5 calls, as many as fit into 5 ms.
+    ``asked`` is the value of option -w. If ``asked`` is None, the result is 1 to 5 calls, as many
+    as fit into 5 ms.
     """
     if asked is not None:
         return asked
@@ -72,7 +72,7 @@ def warmup_calls(call_ns: float, asked: int | None) -> int:
 
 
 def loop_language(on_cpu: bool) -> str:
-    """Language of the loop that takes samples, for the result's context."""
+    """Returns the language of the loop that takes samples."""
     return "C++" if on_cpu and _native.tune_error is None else "Python"
 
 
@@ -86,7 +86,7 @@ def make_sampled_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call
 
 
 def sample_in_cpp(call: Call, meet: Call, iterations: int) -> Times | None:
-    """Samples one rank's calls in C++; None if the call or the barrier is in Python."""
+    """Times one rank's calls in C++; None if the call or the barrier is in Python."""
     met: Any = None if meet is no_meeting else meet
     if not _is_native(call) or not (met is None or _is_native(met)):
         return None
@@ -103,9 +103,8 @@ class TimedCall:
     """A call to be timed once per sample, with optional untimed preparation."""
 
     call: Call
-    """The timed call."""
     prepare: Call | None = None
-    """Untimed preparation of each call, which runs before the barrier."""
+    """Untimed preparation, which runs before each call and its barrier."""
 
     def repeat(self, times: int) -> None:
         """Runs preparation and call a number of times without timing."""
@@ -151,7 +150,7 @@ class OverlapCell:
     count: int
     """Number of elements, one of `Sweep.counts`."""
     placement: str
-    """``in_place`` if the operation supports it (no copy is timed), else ``out_of_place``."""
+    """``in_place`` if the operation supports it, else ``out_of_place``."""
     pure_us: Floats
     """Time of the collective alone."""
     compute_alone_us: Floats
@@ -159,16 +158,15 @@ class OverlapCell:
     compute_us: Floats
     """Time of the compute while the collective is in flight."""
     overlapped_us: Floats
-    """Time from issue to the end of the wait."""
+    """Time from the issue of the collective to the end of the wait."""
     wrong: int | None = None
-    """Wrong elements of the checked calls; None if nothing was checked."""
+    """Number of wrong elements; None if nothing was checked."""
 
 
 class Compute:
-    """Compute load for one core, in units of a few microseconds; its data (40 kB) fit the cache."""
+    """Compute load for one core. A unit is a matrix-vector product of a few microseconds."""
 
     def __init__(self) -> None:
-        """Measures how long one unit, a matrix-vector product, takes in this process."""
         self._matrix = torch.full((_ORDER, _ORDER), 1.0 / _ORDER)
         self._vector = torch.ones(_ORDER)
         self._result = torch.empty(_ORDER)
@@ -191,10 +189,10 @@ class Compute:
 def measure_overlap(
     plan: BenchPlan, op: str, count: int, side: Side, meet: Call, control: object
 ) -> OverlapCell:
-    """Samples one size; each sample times the collective alone, the compute alone, and both.
+    """Samples the overlap for one size.
 
-    ``meet`` is the barrier before each of the three. ``control`` is a gloo group of the same ranks,
-    in which they exchange their pilot times: the slowest one determines the number of samples.
+    ``meet`` is the barrier before each measurement. ``control`` is a gloo group of the same ranks,
+    in which they agree on the number of samples.
     """
     placement = operation(op).placements[-1]
     buffers = make_buffers(
@@ -224,10 +222,10 @@ def _sample(
     units: int,
     meet: Call,
 ) -> tuple[int, int, int, int]:
-    """Times one overlap sample, in ns.
+    """Takes one overlap sample.
 
-    Returns the times of the collective alone, of the compute alone, of the compute while the
-    collective is in flight, and from issuing that collective to the end of the wait for it.
+    Returns four times in ns: of the collective alone, of the compute alone, of the compute during
+    the collective, and from the issue of this collective to the end of the wait.
     """
     now = time.monotonic_ns
     meet()

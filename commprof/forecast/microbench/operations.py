@@ -1,8 +1,8 @@
 """Operations that a sweep can measure, with their properties as in nccl-tests.
 
-``count`` is the number of elements as in NCCL's calls: of the whole buffer if every rank holds all
-of it, of one rank's part if each rank holds a part. ``size`` is the bytes of the larger of a rank's
-two buffers, as in nccl-tests.
+``count`` is a number of elements, as in NCCL's calls. If each rank holds a part of the buffer,
+``count`` is the number of elements in one part. Otherwise, ``count`` is the number of elements in
+the whole buffer. ``size`` is the bytes of the larger of a rank's two buffers, as in nccl-tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from commprof.errors import UsageError
 OUT_OF_PLACE = "out_of_place"
 IN_PLACE = "in_place"
 
-#: nccl-tests' names of types, and bytes of one element.
+#: Bytes of one element, by nccl-tests' name of the type.
 DTYPES = {
     "int8": 1,
     "uint8": 1,
@@ -26,7 +26,6 @@ DTYPES = {
     "float": 4,
     "double": 8,
 }
-#: torch's names of the same types.
 _ALIASES = {
     "float16": "half",
     "fp16": "half",
@@ -37,7 +36,7 @@ _ALIASES = {
     "fp64": "double",
 }
 
-#: The largest number up to which the type represents every whole number.
+#: The type represents every whole number from 0 to this one.
 _EXACT_UP_TO = {"int8": 127, "uint8": 255, "bfloat16": 256, "half": 2048}
 _PRIMES = (7, 5, 3, 2)
 _LARGEST_PRIMES_TABLE = 1 << 16
@@ -54,7 +53,7 @@ class BenchOperation:
     name: str
     """Name in c10d."""
     bus_op: str
-    """Name of the operation in `traffic.bus_factor`, for busbw."""
+    """Name of the operation in `traffic.bus_factor`."""
     input_parts: bool = False
     """True if the input holds a part of `count` elements for each rank."""
     output_parts: bool = False
@@ -62,7 +61,7 @@ class BenchOperation:
     placements: tuple[str, ...] = _BOTH
     """Supported placements: out-of-place, in-place or both."""
     reduces: bool = False
-    """True if the operation has a reduce op."""
+    """True if the operation has a reduce op, such as sum."""
     rooted: bool = False
     """True if the operation has a root, which is rank 0."""
     least_ranks: int = 1
@@ -71,7 +70,7 @@ class BenchOperation:
     """True if the operation moves data."""
 
     def count(self, size_bytes: int, itemsize: int, world_size: int) -> int:
-        """Returns the `count`, rounded down, for which the larger buffer holds size_bytes."""
+        """Returns the largest `count` with which no buffer exceeds ``size_bytes``."""
         parts = world_size if self.input_parts or self.output_parts else 1
         return size_bytes // (itemsize * parts) if self.sized else 0
 
@@ -100,15 +99,15 @@ _ALL = (
 )
 OPERATIONS = {operation.name: operation for operation in _ALL}
 
-#: Prefix of the `op` of rows that measure a hook on one DDP bucket; the hook's name follows.
+#: Prefix of a hook's name in the field `op` of result rows.
 HOOK_PREFIX = "hook:"
 HOOK = BenchOperation("hook", "all_reduce", placements=(IN_PLACE,))
 
 
 def operation(name: str) -> BenchOperation:
-    """Returns the operation that the `op` of a result row names.
+    """Returns the operation with the given name, or HOOK for the name of a hook.
 
-    Returns HOOK if the `op` begins with HOOK_PREFIX. Raises UsageError if the `op` is unknown.
+    A hook's name begins with HOOK_PREFIX. Raises UsageError if the name is unknown.
     """
     if name.startswith(HOOK_PREFIX):
         return HOOK
@@ -118,7 +117,7 @@ def operation(name: str) -> BenchOperation:
 
 
 def pattern_modulus(op: str, redop: str, dtype: str, world_size: int) -> int:
-    """Returns the period, in elements, of the data with which calls are checked; it is a prime.
+    """Returns the period, in elements, of the data for checks; the period is a prime.
 
     Raises UsageError if sums of such data over the ranks are not exact in the type.
     """
@@ -141,7 +140,10 @@ def _is_prime(number: int) -> bool:
 
 
 def dtype_name(text: str) -> str:
-    """Returns nccl-tests' name of a type, given this name or torch's; UsageError for others."""
+    """Returns nccl-tests' name of a type, given this name or torch's name.
+
+    Raises UsageError for other names.
+    """
     name = _ALIASES.get(text, text)
     if name not in DTYPES:
         raise UsageError(f"unknown type {text!r} (allowed: {', '.join(DTYPES)})")

@@ -1,4 +1,4 @@
-"""Plan of one command's sweeps: sizes, a check of memory, and the file that all ranks read."""
+"""Plan of one command's sweeps; all ranks read it from a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_SIZES = 1000
 def parse_size(text: str, option: str) -> int:
     """Parses a size in bytes such as ``8``, ``64K``, ``128M`` or ``1G``.
 
-    Raises UsageError for anything else, naming the option.
+    Raises UsageError for other texts; the message names the ``option``.
     """
     match = re.fullmatch(r"(\d+)([KMG]?)B?", text.strip().upper())
     if match is None:
@@ -70,21 +70,21 @@ def ladder(
     )
 
 
-#: Memory per rank in units of the largest size: two buffers, expected result, and comparison.
+#: Memory per rank, as a multiple of the largest size. It holds two buffers, the expected result and
+#: the comparison.
 _BUFFERS = 5
-#: Memory per rank for a hook, in units of the sum of all sizes, because its buffers exist for all
-#: sizes at once: model, gradient, bucket, the three gradients that samples use in turn, and what
-#: the compressor keeps.
+#: Memory per rank for a hook, as a multiple of the sum of all sizes, because the models of all
+#: sizes exist together.
 _HOOK_BUFFERS = 8
-#: Private memory of a rank's process that imported torch and joined a gloo group, as measured in
-#: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB; with shared pages 225).
+#: Private memory of a rank's process that imported torch and joined a gloo group, from
+#: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB).
 _PROCESS_BYTES = 150_000_000
 
 
 def check_memory(
     plan: BenchPlan, meminfo: Path = Path("/proc/meminfo"), launched_here: int | None = None
 ) -> None:
-    """Raises UsageError if this host's ranks do not fit into its memory.
+    """Raises UsageError if the ranks of this host do not fit into the host's memory.
 
     ``launched_here`` is the number of ranks that run on this host already; None if this process
     will start all ranks on this host.
@@ -117,8 +117,8 @@ SYNCS = ("barrier", "none")
 """Choices of `BenchPlan.sync`."""
 
 MOST_ROUNDS = 10
-"""Largest number of passes (rounds) over the sizes. 10 are enough to compare two sweeps: an exact
-Mann-Whitney test of 10 rounds against 10 rounds can reach p = 1.1e-5."""
+"""Largest number of rounds, which are passes over the sizes. 10 rounds are enough to compare two
+sweeps: an exact Mann-Whitney test of 10 rounds against 10 rounds can reach p = 1.1e-5."""
 
 
 @dataclass(frozen=True)
@@ -126,26 +126,26 @@ class BenchPlan:
     """All sweeps of one command. Raises UsageError for an impossible plan."""
 
     ops: tuple[str, ...]
-    """Names of operations, and of hooks as ``hook:fp16``."""
+    """Names of operations, and of hooks with a prefix, such as ``hook:fp16``."""
     world_sizes: tuple[int, ...]
     """Numbers of ranks; a sweep uses the first ranks of the job."""
     sizes_bytes: tuple[int, ...]
-    """Sizes as asked for; an operation rounds them down to whole elements per rank."""
+    """Requested sizes; each operation rounds a size down to whole elements per rank."""
     result_path: str
-    """File to which rank 0 writes the result, and rewrites it as rows are finished."""
+    """File to which rank 0 writes the result."""
     backend: str = "gloo"
     dtype: str = "float"
     """One of DTYPES."""
     redop: str = "sum"
     """One of REDOPS."""
     iterations: int | None = None
-    """Samples per row; None to choose them from the call's time, see `measure`."""
+    """Samples per row; None to choose the number from the time of a call."""
     warmup: int | None = None
-    """Calls before the samples of each round; None to choose them from the call's time."""
+    """Warm-up calls per round; None to choose the number from the time of a call."""
     check: int = 1
     """Calls per row whose data are verified; 0 for no check."""
     sync: str = "barrier"
-    """barrier: a barrier of the measured group before each sample. none: back to back."""
+    """One of SYNCS: whether a barrier of the measured group precedes each sample."""
     overlap: bool = False
     """True to measure the overlap of communication and compute; False to time calls alone."""
 
@@ -197,7 +197,7 @@ class BenchPlan:
 
     @property
     def rounds(self) -> int:
-        """Number of passes over all sizes, each in a new process group (hooks keep one group)."""
+        """Number of passes over all sizes."""
         return min(self.iterations or MOST_ROUNDS, MOST_ROUNDS)
 
     def has_hooks(self) -> bool:
@@ -237,11 +237,10 @@ class Sweep:
     """One operation at one world size, over all message sizes."""
 
     op: str
-    """An operation's name, or a hook's as ``hook:fp16``."""
+    """Name of an operation, or of a hook with a prefix, such as ``hook:fp16``."""
     world_size: int
-    """Number of ranks."""
     counts: tuple[int, ...]
-    """Numbers of elements, as `BenchOperation.count` returns them, smallest first."""
+    """Results of `BenchOperation.count` for all sizes, smallest first."""
 
     @property
     def cells(self) -> int:

@@ -35,10 +35,10 @@ def run_bench_rank(plan_path: str) -> None:
 
 
 def run_plan(plan: BenchPlan, progress_directory: Path | None = None) -> None:
-    """Runs this rank's part of all sweeps; the job may have more ranks than the sweeps need.
+    """Runs this rank's part of all sweeps.
 
-    The environment gives rank and world size. Rank 0 writes its progress to
-    ``progress_directory`` if that is not None.
+    The environment gives rank and world size. The job may have more ranks than the sweeps need. If
+    ``progress_directory`` is given, rank 0 writes its progress to this directory.
     """
     torch.set_num_threads(1)
     device = prepare_backend(plan.backend, int(os.environ["RANK"]))
@@ -55,11 +55,6 @@ def run_plan(plan: BenchPlan, progress_directory: Path | None = None) -> None:
 
 
 class _Runner:
-    """Runs sweeps, and on rank 0 keeps the result rows.
-
-    Also keeps the gloo groups in which a sweep's ranks agree on how many calls to measure.
-    """
-
     def __init__(
         self,
         plan: BenchPlan,
@@ -82,7 +77,7 @@ class _Runner:
                 self._progress = ProgressFile(progress_directory)
 
     def run(self, sweep: Sweep) -> None:
-        """Runs a sweep; all ranks call this, and ranks outside the sweep's group wait."""
+        """Runs a sweep; all ranks must call this, even ranks outside of the sweep's group."""
         control = self._control(sweep.world_size)
         if self._plan.overlap:
             self._overlap(sweep, control)
@@ -97,7 +92,7 @@ class _Runner:
             own.close()
 
     def _rounds(self, sweep: Sweep, own: SweepRun | None) -> None:
-        # All rounds use the same DDP model and hook, and so the same group.
+        # A hook keeps its DDP model in all rounds, and so its group.
         keeps_group = sweep.op.startswith(HOOK_PREFIX)
         group = self._group(sweep) if keeps_group else None
         for turn in range(self._plan.rounds):
@@ -107,7 +102,7 @@ class _Runner:
             if own is not None:
                 side = self._side(sweep, group)
                 cells = own.round(turn, side, self._meeting(side))
-            # The first round is gathered row by row: if it fails, its finished rows are kept.
+            # The first round is gathered row by row, so that a failure keeps the finished rows.
             for _ in range(sweep.cells if turn == 0 else 1):
                 self._add(sweep, list(islice(cells, 1) if turn == 0 else cells))
             if not keeps_group:
@@ -115,14 +110,13 @@ class _Runner:
             self._count_round()
 
     def _add(self, sweep: Sweep, own: list[Cell]) -> None:
-        """Gathers every rank's ``own`` samples at rank 0; all ranks call this equally often."""
+        """Gathers every rank's samples at rank 0; all ranks must call this equally often."""
         ranks = self._gathered(own)
         if self._collector is not None:
             one_clock = self._has_one_clock(sweep.world_size)
             self._collector.add(sweep, ranks[: sweep.world_size], one_clock)
 
     def close(self) -> None:
-        """Closes the progress file."""
         if self._progress is not None:
             self._progress.close()
 
@@ -150,13 +144,12 @@ class _Runner:
         return Side(group, self._rank, sweep.world_size, self._device)
 
     def _control(self, world_size: int) -> Any:
-        """Returns a gloo group in which a sweep's ranks agree on how many calls to measure."""
+        """Returns a gloo group in which a sweep's ranks agree on the number of calls."""
         if world_size not in self._controls:
             self._controls[world_size] = dist.new_group(list(range(world_size)), backend="gloo")
         return self._controls[world_size]
 
     def _meeting(self, side: Side) -> Call:
-        """Returns the call before each sample: a barrier, or with ``--sync none`` an empty call."""
         if self._plan.sync == "none":
             return no_meeting
         nothing = torch.empty(0)

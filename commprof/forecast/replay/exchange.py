@@ -1,7 +1,7 @@
 """Replays DDP steps, or only the exchange of their buckets, with the replay engine.
 
-All ranks of a step are replayed as one: the exchange of a bucket starts when the bucket is ready on
-all ranks, so the replay needs only the latest time of each event.
+All ranks of a step are replayed as one rank that has the latest time of each event. This is enough
+because the exchange of a bucket starts when the bucket is ready on all ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Floats = npt.NDArray[np.float64]
 
 
 def exchange(ready_s: Floats, transfer_s: Floats, latency_s: Floats, workers: int) -> Floats:
-    """Computes when each bucket is complete: [steps, buckets], in s on the clock of ``ready_s``.
+    """Computes when each bucket is complete, as [steps, buckets] in s.
 
     Args:
-        ready_s: [steps, buckets] in order of issue: when the bucket is ready on all ranks.
-        transfer_s: [buckets] or [steps, buckets]: time on the link.
-        latency_s: of the same shape: further time until the bucket is complete.
+        ready_s: times when a bucket is ready on all ranks, as [steps, buckets] in order of issue.
+        transfer_s: times on the link, as [buckets] or [steps, buckets].
+        latency_s: further times until a bucket is complete, in the same shape.
         workers: number of all-reduces that run at a time.
     """
     steps, buckets = ready_s.shape
@@ -45,15 +45,15 @@ def replay_ddp(
 ) -> tuple[Floats, Floats]:
     """Computes when DDP's finalisation ends in each step, and how long DDP waits in it, in s.
 
-    In the finalisation, at the end of backward, DDP waits for a bucket, copies the bucket to the
-    gradients, and continues with the next bucket.
+    The finalisation is at the end of backward. For each bucket, DDP waits until the bucket is
+    complete, and copies the bucket to the gradients.
 
     Args:
-        ready_s: [steps, buckets]: when the bucket is ready on all ranks.
-        backward_end_s: [steps]: when all ranks have ended backward.
-        transfer_s: [buckets]: time on the link.
-        latency_s: [buckets]: further time until the bucket is complete.
-        copy_s: [buckets]: time to copy the bucket back.
+        ready_s: times when a bucket is ready on all ranks, as [steps, buckets].
+        backward_end_s: times when all ranks have ended backward, as [steps].
+        transfer_s: times on the link, as [buckets].
+        latency_s: further times until a bucket is complete, as [buckets].
+        copy_s: times to copy a bucket to the gradients, as [buckets].
         workers: number of all-reduces that run at a time; 0 if nothing is exchanged.
     """
     steps, buckets = ready_s.shape

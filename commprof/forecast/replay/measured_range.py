@@ -38,8 +38,7 @@ def outside_of(
         link: links that the scenario's ring crosses.
         hook: cost of the scenario's compressor; None without a compressor.
         sizes: bytes of the scenario's buckets.
-        batches: smallest and largest number of samples per rank in the steps to which compute time
-            was fitted.
+        batches: smallest and largest number of samples per rank in the fit of compute time.
     """
     reasons = [*_batch(schedule, scenario, batches), *_crowding(schedule, placement, link)]
     if scenario.world_size < 2:
@@ -75,7 +74,6 @@ def _crowding(schedule: Schedule, placement: Placement, link: ScenarioLink) -> I
 
 
 def _links(scenario: Scenario, link: ScenarioLink, sizes: Floats) -> Iterator[str]:
-    """Describes how the links that the all-reduce crosses lie outside the measured range."""
     inside = outside = scenario.world_size
     if link.hierarchical:
         inside = link.ranks_per_host

@@ -1,4 +1,4 @@
-"""Reads a run directory's recorded steps for a prediction, one ``RecordedJob`` per world size."""
+"""Reads the recorded steps of a run directory for a prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from commprof.forecast.sharded.steps import ShardedSteps, is_sharded, read_shard
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 
-#: Ranks that use more than this share of the cores' time may want more time than the cores have.
+#: If ranks use more than this share of the cores' time, they may need more cores.
 _FILLED = 0.85
 
 
@@ -34,16 +34,18 @@ class RecordedJob:
 
     name: str
     schedule: RecordedSteps
-    #: Figures of its compressed buckets; empty without a compressor.
+    #: Figures of the job's compressed buckets; empty without a compressor.
     compression: tuple[CompressionRow, ...]
     #: The run directory; empty if there is none.
     source: str = ""
-    #: If the job is a sample of a long run's steps: a clause that names the steps; else empty.
+    #: Names the steps that were sampled from a long run; empty if all steps were read.
     sampled_steps: str = ""
 
 
 def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
-    """Reads all world sizes that can be replayed; also returns why others cannot be.
+    """Reads all world sizes that can be replayed.
+
+    Also returns the reasons why other world sizes cannot be replayed.
 
     Raises:
         CommprofError: ``directory`` is not a run directory.
@@ -68,7 +70,6 @@ def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
 
 
 def _of_sample(run: WorldRun) -> tuple[WorldRun, str]:
-    """Cuts a long run to a sample of its steps; also returns a clause that names these steps."""
     traces, stretches = sampled([run.traces[rank] for rank in sorted(run.traces)])
     if not stretches:
         return run, ""
@@ -89,14 +90,12 @@ def _read_steps(run: WorldRun) -> RecordedSteps:
 
 
 def with_free_share(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
-    """Replaces the CPU use of ranks that share cores by that of the least crowded world size.
+    """Corrects the CPU use of ranks that share cores.
 
-    Ranks that share cores get less CPU time than they need, so their own CPU use shows how many
-    cores there were, not how many the ranks need. Their CPU use is replaced by that of the world
-    size with the fewest threads per core, or by NaN if the ranks of that world size also share
-    cores and use more than ``_FILLED`` of the cores' time. A recording of sharded steps that
-    contains run delays is not changed: its CPU use already includes the time that ranks waited for
-    a core.
+    Such ranks get less CPU time than they need. Their CPU use is replaced by the CPU use of the
+    world size with the fewest threads per core, or by NaN if that world size may lack CPU time too.
+    Sharded steps with recorded run delays are not changed, because their CPU use includes the time
+    of waiting for a core.
     """
     measured = [job for job in recorded if not math.isnan(job.schedule.placement.busy)]
     if not measured:
@@ -108,7 +107,7 @@ def with_free_share(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
 
 
 def _got_less(steps: RecordedSteps) -> bool:
-    """True if the steps' CPU use may be less than it would be with a core for each thread."""
+    """True if the steps' CPU use may be less than with a core for each thread."""
     is_wanted = isinstance(steps, ShardedSteps) and not math.isnan(steps.lacked)
     return steps.placement.threads_per_core > 1 and not is_wanted
 
@@ -121,13 +120,13 @@ def _with_share(recorded: RecordedJob, busy: float) -> RecordedJob:
 def base_of(
     recorded: Sequence[RecordedJob], world_size: int | None = None, refused: Sequence[str] = ()
 ) -> RecordedJob:
-    """Chooses the world size to replay: the given one, else the largest with cores for all ranks.
+    """Chooses the world size to replay.
 
-    If all world sizes of 2 ranks or more lack cores, the smallest of them is chosen.
+    If ``world_size`` is None, world sizes of 2 ranks or more are considered. The largest one that
+    does not lack cores is chosen. If all of them lack cores, the smallest one is chosen.
 
     Raises:
-        CommprofError: the given world size cannot be replayed, or, if none is given, no recorded
-            world size of 2 ranks or more can be replayed. The message contains ``refused``: the
+        CommprofError: no suitable world size can be replayed. The message contains ``refused``, the
             reasons why recorded world sizes were left out.
     """
     usable = [job for job in recorded if job.schedule.world_size > 1]
@@ -149,10 +148,10 @@ def base_of(
 
 
 def compute_by_batch(recorded: Sequence[RecordedJob], base: RecordedSteps) -> Line | None:
-    """Fits a line to a rank's own work per step, in s, as a function of its samples per step.
+    """Fits a rank's own work per step (s) as a straight line over its samples per step.
 
-    Uses the world sizes whose load on the cores (``Placement.crowding``) equals that of ``base``.
-    Returns None if all of these world sizes have the same batch size per rank.
+    Uses only world sizes whose load on the cores (``Placement.crowding``) equals that of ``base``.
+    Returns None if these world sizes have only one batch size per rank.
     """
     alike = _alike(recorded, base)
     batch = np.array([schedule.batch.per_rank for schedule in alike])
@@ -163,16 +162,15 @@ def compute_by_batch(recorded: Sequence[RecordedJob], base: RecordedSteps) -> Li
 
 
 def batches(recorded: Sequence[RecordedJob], base: RecordedSteps) -> tuple[float, float]:
-    """Returns the smallest and largest number of samples per rank in ``compute_by_batch``'s fit.
+    """Returns the smallest and largest samples per rank in the fit of ``compute_by_batch``.
 
-    Returns 0 and infinity if no such number is known.
+    Returns 0 and infinity if no batch size is known.
     """
     sizes = [schedule.batch.per_rank for schedule in _alike(recorded, base)]
     return (min(sizes), max(sizes)) if sizes else (0.0, math.inf)
 
 
 def _alike(recorded: Sequence[RecordedJob], base: RecordedSteps) -> list[Schedule]:
-    """Returns the schedules with a known batch size and the same load on the cores as ``base``."""
     return [
         job.schedule
         for job in recorded

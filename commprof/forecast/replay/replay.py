@@ -30,7 +30,7 @@ _MOST_VALUES = 4_000_000
 
 @dataclass(frozen=True)
 class DrawnReplay:
-    """Steps of all ranks together, sampled from recorded steps by ``draw_steps``.
+    """Steps of all ranks together, sampled from recorded steps.
 
     Times are in seconds since the ranks last synchronised.
     """
@@ -39,7 +39,7 @@ class DrawnReplay:
     ready_s: Floats
     #: [steps]: when DDP's finalisation begins on the latest rank.
     backward_end_s: Floats
-    #: [steps]: when DDP's finalisation begins, as the mean over the ranks.
+    #: [steps]: mean over the ranks of the time when DDP's finalisation begins.
     mean_backward_end_s: Floats
 
 
@@ -53,15 +53,14 @@ def draw_steps(
     """Samples steps of any number of ranks from the recorded steps, with replacement.
 
     A collective starts when all ranks are ready, so only the latest time of all ranks counts. A
-    sampled step consists of blocks of ranks. Each block has all recorded ranks of one recorded
-    step, so that ranks that were late together, because their host was busy, stay together. The
-    latest time of many blocks cannot be later than the latest recorded time: with far more blocks
-    than recorded steps, waiting is underestimated.
+    sampled step consists of blocks. Each block has all ranks of one recorded step, because ranks on
+    a busy host are late together. With far more blocks than recorded steps, waiting is
+    underestimated.
 
     Args:
-        ready_s: when each bucket is ready, in s since the ranks last synchronised, as
-            [recorded steps, recorded ranks, buckets].
-        backward_end_s: when DDP begins to wait for its buckets, in s since the same time, as
+        ready_s: times when buckets are ready, in s since the ranks last synchronised, as [recorded
+            steps, recorded ranks, buckets].
+        backward_end_s: times when DDP begins to wait for its buckets, on the same clock, as
             [recorded steps, recorded ranks].
         ranks: number of ranks of the steps to draw.
         steps: number of steps to draw.
@@ -74,7 +73,7 @@ def draw_steps(
     latest, mean = [], []
     for begin in range(0, steps, at_once):
         count = min(at_once, steps - begin)
-        # [steps, blocks, recorded ranks, buckets + 1]; the next line joins the blocks' ranks
+        # [steps, blocks, recorded ranks, buckets + 1]
         drawn = table[random.integers(0, recorded_steps, (count, blocks))]
         drawn = drawn.reshape(count, blocks * recorded_ranks, buckets + 1)[:, :ranks]
         latest.append(drawn.max(axis=1))
@@ -85,7 +84,6 @@ def draw_steps(
 
 Floats = npt.NDArray[np.float64]
 
-#: Least number of steps drawn for a replicate.
 _STEPS_PER_REPLICATE = 10
 
 
@@ -94,10 +92,10 @@ class Replay(Model):
     """A model that replays a recorded DDP schedule with fitted costs."""
 
     schedule: Schedule
-    #: Seconds of a rank's own work in a step, as a straight line in samples per rank; None if only
-    #: one batch size was recorded.
+    #: Seconds of a rank's own work per step, as a straight line over the samples per rank; None if
+    #: only one batch size was recorded.
     compute_by_batch: Line | None = None
-    #: Smallest and largest samples per rank to which ``compute_by_batch`` was fitted.
+    #: Smallest and largest number of samples per rank in the fit of ``compute_by_batch``.
     batches: tuple[float, float] = (0.0, math.inf)
 
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
@@ -131,7 +129,6 @@ class Replay(Model):
         random: np.random.Generator,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> _Run:
-        """Draws a number of recorded steps (only from ``rows``, if given) and replays them."""
         chosen = slice(None) if rows is None else rows
         ready_s, backward_end_s = setting.ready_s[chosen], setting.backward_end_s[chosen]
         ranks = setting.scenario.world_size
@@ -155,13 +152,11 @@ class Replay(Model):
 
 @dataclass(frozen=True)
 class _Run:
-    """Replayed steps, one value per step."""
-
     step_s: Floats
     transfer_s: Floats
     wait_s: Floats
     busy_s: Floats
-    #: Time of collectives other than the gradients', predicted or as recorded.
+    #: Time of collectives that exchange no gradients.
     other_s: float
     backward_end_s: Floats
 
@@ -211,8 +206,8 @@ def _sent_bytes(setting: PredictedSetting) -> float:
 def _hiding(setting: PredictedSetting, sent: float) -> float:
     """Returns the bandwidth, in bytes/s, that is needed to hide all buckets but the last.
 
-    NaN for one bucket, or if all buckets become ready at the same time. ``sent``: the bytes that
-    one rank sends per step.
+    NaN for one bucket, or if all buckets become ready at the same time. ``sent`` is the number of
+    bytes that one rank sends per step.
     """
     ready = np.median(setting.ready_s.max(axis=1), axis=0)
     if len(ready) < 2 or ready[-1] <= ready[0]:

@@ -1,36 +1,35 @@
-"""Predictions as JSON; times in seconds, sizes in bytes, NaN as null, an infinite cap as "inf".
+"""Predictions as JSON.
 
-``predicted_from`` and ``costs`` name the replayed run and the source of the costs; ``left_out``
-says why recorded world sizes cannot be replayed; ``notes`` are sentences.
+Times are in seconds and sizes in bytes. NaN is null, and an infinite cap is "inf".
+
+``predicted_from`` names the replayed run, and ``costs`` the source of the costs. ``left_out`` has
+the reasons why recorded world sizes cannot be replayed. ``notes`` are sentences.
 
 ``answers`` has an object per scenario. Its keys are ``prediction``, ``interval_s``,
-``samples_per_s``, ``efficiency``, ``cost`` and ``epoch_sent_bytes``; ``samples_per_s`` and
-``efficiency`` have intervals. ``prediction.waiting`` has ``wait_s``, ``transfer_s``, ``exposed_s``
-and ``hidden_s``; their intervals cover only the errors of sampling and fit. The document's
-``interval_holds_held_out_error`` is true if each ``interval_s`` also covers the model's error on
-held-out settings, and false if this error is unknown.
+``samples_per_s``, ``efficiency``, ``cost`` and ``epoch_sent_bytes``. The intervals in
+``prediction.waiting`` cover only the errors of sampling and fit. If
+``interval_holds_held_out_error`` is true, each ``interval_s`` also covers the model's error on
+held-out settings. If it is false, this error is unknown.
 
 With ``--optimize``, an answer also has ``candidates`` and ``search``. A candidate's ``gain`` and
 its bounds are fractions of the step of the answer's own scenario. ``certainty`` is the share of the
-bootstrap replicates with a gain; ``certainty_beyond_error`` is the share with a gain above the
-model's worst held-out error; ``is_gain`` is true if the gain's whole interval is above this error.
-``search`` has the settings that were combined; its ``refused`` lists settings that cannot be
+bootstrap replicates with a gain. ``certainty_beyond_error`` is the share with a gain above the
+model's worst held-out error. ``is_gain`` is true if the gain's whole interval is above this error.
+``search`` has the settings that were combined. ``search.refused`` has the settings that cannot be
 predicted, each with the reason.
 
-``checks`` compares recorded settings with the model. ``error`` has the model's ``mean``,
-``worst``, ``points`` and ``margin`` on held-out settings. Two answers need no model, ``as_is_s``
-and ``perfect_overlap_s``: ``error.trivial`` names the better answer, and ``trivial_mean`` is the
-mean error of that answer. ``is_skilled`` is false if ``mean`` is more than half of
-``trivial_mean``.
+``checks`` compares recorded settings with the model. ``error`` has the model's errors on held-out
+settings. Two answers need no model: ``as_is_s`` and ``perfect_overlap_s``. ``error.trivial`` names
+the better answer, and ``error.trivial_mean`` is the mean error of that answer. ``error.is_skilled``
+is false if the model's mean error is more than half of ``error.trivial_mean``.
 
-``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1, the only scenarios with ``accumulate``,
-``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks``, ``wrap_blocks``.
+``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1. Only their scenarios have ``accumulate``,
+``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks`` and ``wrap_blocks``.
 
-``best`` describes the changed setting with the shortest step per backward pass; it is null if there
-is none. ``candidate`` is an object like those in ``candidates``, but its ``gain`` is relative to
-the recorded setting. ``setting`` describes the setting in words; ``interval_s`` is the interval of
-its step. ``options`` are the options of ``commprof run`` that make the setting; ``in_script`` lists
-the changes to the script that no option makes; ``command`` is the command that tries the setting.
+``best`` describes the changed setting with the shortest step per backward pass. It is null if there
+is no such setting. The ``gain`` in ``best.candidate`` is relative to the recorded setting.
+``best.options`` are options of ``commprof run``. ``best.in_script`` lists the changes to the script
+that no option makes. ``best.command`` tries the setting.
 
 ``amdahl`` is null without a fit. Its ``residuals`` are relative, and its ``limit`` is null if the
 speed-up has no limit.
@@ -65,9 +64,9 @@ def render(
         answers: the predictions.
         base: name of the replayed run.
         source: source of the costs.
-        refused: why recorded world sizes cannot be replayed.
-        tried: how to try the best setting: keys ``options``, ``in_script`` and ``command``, which
-            the JSON shows under ``best``; None if no best setting was searched for.
+        refused: reasons why recorded world sizes cannot be replayed.
+        tried: fields ``options``, ``in_script`` and ``command`` of ``best``; None if no best
+            setting was searched for.
     """
     best = answers.best and {
         **dataclasses.asdict(answers.best),
@@ -92,7 +91,6 @@ def render(
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
-    """Returns an answer as plain values, including the properties that ``asdict`` leaves out."""
     document = dataclasses.asdict(answer)
     document["prediction"]["exposed_s"] = answer.prediction.exposed_s
     for name, figure in (
@@ -121,7 +119,7 @@ def _amdahl(fit: AmdahlFit) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Replaces NaN by None, and infinity (a bucket cap that means one bucket) by "inf"."""
+    """Replaces NaN by None, and infinity by "inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "inf" if value > 0 else None
     if isinstance(value, dict):

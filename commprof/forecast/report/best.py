@@ -1,4 +1,4 @@
-"""Text on the setting with the shortest predicted step: its saving, and the command to try it."""
+"""Text on the setting with the shortest predicted step, and the command to try this setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commprof.report.predicted_words import bracketed, change_words
 from commprof.text import printable
 
 _WIDTH = 100
-#: Fields of a scenario that a run can set, in the order in which sentences list them.
+#: Fields of a scenario that a run can set, in the order of the text.
 _SETTINGS = (
     *("bucket_cap_bytes", "hook", "shard_ranks", "wrap_blocks", "accumulate"),
     *("reshard_after_forward", "gather_dtype", "reduce_dtype"),

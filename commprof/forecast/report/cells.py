@@ -41,9 +41,9 @@ def optional(value: float, factor: float) -> str:
 
 
 def within(estimate: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
-    """Formats an estimate and its interval with ``text``; a NaN is formatted without an interval.
+    """Formats an estimate with its interval; NaN gets no interval.
 
-    ``checked`` chooses the brackets around the interval, see ``bracketed``.
+    ``text`` formats a number. ``checked`` chooses the brackets around the interval.
     """
     if math.isnan(estimate.value):
         return text(estimate.value)
@@ -51,7 +51,7 @@ def within(estimate: Estimate, text: Callable[[float], str], checked: bool = Tru
 
 
 def within_if_wide(estimate: Estimate, text: Callable[[float], str]) -> str:
-    """Formats an estimate; adds its interval if a bound is formatted differently from the value."""
+    """Formats an estimate; leaves out an interval that rounds to one value."""
     value = text(estimate.value)
     return (
         value

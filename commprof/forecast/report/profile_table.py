@@ -13,23 +13,22 @@ from commprof.report.tabulated import tabulated, three_digits
 from commprof.text import listed, printable
 
 _LEGEND = """\
-A collective takes steps x (alpha + beta x bytes per step); steps and bytes follow from the ring or
-tree and the number of ranks, so one line applies to all world sizes. rate: 1 / beta. [ ]: 95 %
-bootstrap interval. residual: relative error of the fit, root mean square and worst; if costs were
-fitted to steps of DDP: mean error of the times at which exchanges of buckets end, divided by the
-step time. held out: mean and worst relative error on sizes, and on world sizes, that were left out
-of the fit. gamma: time to add up one byte."""
+A collective takes steps x (alpha + beta x bytes per step). The number of steps and the bytes per
+step follow from the ring or tree and the number of ranks, so one line applies to all world sizes.
+rate: 1 / beta. [ ]: 95 % bootstrap interval. residual: relative error of the fit, root mean square
+and worst; if costs were fitted to steps of DDP: mean error of the times at which exchanges of
+buckets end, divided by the step time. held out: mean and worst relative error on sizes, and on
+world sizes, that were left out of the fit. gamma: time to add up one byte."""
 
 _BETWEEN = """\
-{}: a time between two measured sizes is interpolated from both sizes instead of taken from a line.
-On sizes left out of the fit, the error of interpolation is smaller than that of lines, or hardly
+{}: times between two measured sizes are interpolated. Lines are not used there, because on sizes
+left out of the fit, the errors of interpolation are smaller than the errors of lines, or hardly
 larger. The columns residual and held out show the errors of interpolation."""
 
 _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
-#: Largest error of a replay of the fitted run, as a fraction of the step, that gives no warning.
+#: A replay of the fitted run causes a warning if its error is above this fraction of the step.
 _NOISY = 0.05
-#: Largest number of characters of a name that are shown.
 _MOST_NAME = 60
 _HEADERS = (
     *("operation", "ranks", "bytes\nper step", "alpha\nµs", "rate\nGB/s", "residual"),
@@ -40,8 +39,8 @@ _HOOK_HEADERS = (
     *("sent of\nfp32", "overhead\nms/bucket", "residual:\nwork", "\nstep"),
 )
 _HOOK_LEGEND = """\
-encode, reduce, decode: processor time; overhead: time per bucket in addition; with 95 % bootstrap
-intervals if enough buckets were recorded. residual, work: relative root mean square error of the
+encode, reduce, decode: processor time. overhead: additional time per bucket. [ ]: 95 % bootstrap
+interval, if enough buckets were recorded. residual, work: relative root mean square error of the
 fitted processor time of a bucket. residual, step: mean error of the times at which the exchanges of
 buckets end in a replay of the recorded steps, divided by the step time."""
 
@@ -102,7 +101,6 @@ def _hook(hook: HookCost) -> tuple[str, ...]:
 
 
 def _within(value: float, low: float, high: float, factor: float) -> str:
-    """Formats ``value * factor``, with its interval if that is known and has a width."""
     text = three_digits(value * factor)
     if not low < high:
         return text
@@ -120,7 +118,6 @@ def _link(name: str, link: LinkProfile) -> str:
 
 
 def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
-    """Yields a row per piece of a curve; figures of the whole curve are in the first row."""
     low, high = curve.step_bytes
     ends = [*(piece.low_bytes for piece in curve.pieces[1:]), math.inf]
     shown = [
@@ -152,7 +149,7 @@ def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
 def _name(curve: CostCurve) -> str:
     """Returns a curve's name, shortened and with escapes for control characters.
 
-    Names come from traces and files, so they may hold any characters.
+    The name comes from a trace or file, so it may hold any characters.
     """
     return printable(f"{curve.op} {curve.backend}")[:_MOST_NAME]
 

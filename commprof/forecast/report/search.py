@@ -1,4 +1,4 @@
-"""Text on the result of ``--optimize``: the best settings, their gains, and what was compared."""
+"""Text on the result of ``--optimize``: the best settings and their gains."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _HEADERS = (
 def render(
     search: Search, ranks: int, error: ModelError | None, width: int, tables: int | None = None
 ) -> str:
-    """Renders a table of the best settings, a verdict, and what was compared and what was not.
+    """Renders a table of the best settings, a verdict, and the compared settings.
 
     Args:
         search: search of one scenario.
         ranks: world size of the scenario.
         error: the model's own error; None if unknown.
-        width: number of characters to wrap prose to.
-        tables: number of characters; a wider table is split, see ``tabulated``. None: no split.
+        width: largest number of characters in a line of text.
+        tables: largest number of characters in a line of a table; None for no limit.
     """
     count = len(search.candidates)
     which = (
@@ -70,7 +70,6 @@ def _row(candidate: PredictedCandidate) -> tuple[str, ...]:
 
 
 def _verdict(candidates: Sequence[PredictedCandidate], error: ModelError | None) -> str:
-    """Returns the sentence on the best setting; only savings beyond the model's error are gains."""
     if len(candidates) == 1:
         return "No other setting was compared with the recorded one."
     faster = [candidate for candidate in candidates if candidate.gain_low > 0]
@@ -109,7 +108,6 @@ def _gain(candidate: PredictedCandidate) -> str:
 
 
 def _range(candidate: PredictedCandidate, text: str) -> str:
-    """Formats the gain's range, which covers sampling and fit but not the model's own error."""
     return bracketed(text.format(candidate.gain_low), text.format(candidate.gain_high), False)
 
 
@@ -124,7 +122,6 @@ def _compared(search: Search) -> str:
 
 
 def _missing(search: Search) -> Iterator[str]:
-    """Yields sentences on the settings that were not compared, with the reasons."""
     if search.has_no_hook:
         other = "other " if len(search.hooks) > 1 else ""
         yield (

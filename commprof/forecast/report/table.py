@@ -34,9 +34,9 @@ _LEGEND = """\
 exposed = wait (for the last rank) + transfer, in ms. hidden: communication during backward, in ms.
 Ranges of wait, transfer and hidden cover only sampling and fit; a range that rounds to one value is
 not shown. bounds: step with all communication hidden, and with none hidden. efficiency: a rank's
-own work divided by the step. to hide: rate that a link must carry so that all buckets but the last
-are hidden. ~: the model is not clearly better than an answer without a model, see below; *: outside
-the measured range, see below."""
+own work divided by the step. to hide: link rate that is needed to hide all buckets but the last. ~:
+the model is not clearly better than an answer without a model, see below; *: outside the measured
+range, see below."""
 
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
 _SHARDED = (
@@ -64,8 +64,8 @@ def render(
         base: name of the recorded steps that the predictions start from.
         source: where the cost model comes from, such as a machine profile.
         refused: reasons why recorded world sizes were left out.
-        width: number of characters to wrap prose to.
-        tables: number of characters; wider tables are split. None leaves all tables whole.
+        width: largest number of characters in a line of text.
+        tables: largest number of characters in a line of a table; None for no limit.
     """
     checked = answers.error is not None
     rows = [_cells(answer, answers) for answer in answers.answers]
@@ -119,7 +119,6 @@ def _cells(answer: Answer, answers: Answers) -> tuple[str, ...]:
 
 
 def _setting(answers: Answers, width: int) -> Iterator[str]:
-    """Yields a sentence on the settings that all scenarios of a command share."""
     if not answers.answers:
         return
     scenario = answers.answers[0].prediction.scenario
@@ -133,7 +132,6 @@ def _setting(answers: Answers, width: int) -> Iterator[str]:
 
 
 def _held_out(answers: Answers, width: int, tables: int | None) -> str:
-    """Renders the checks and the model's held-out error, or how to determine it."""
     if not answers.checks:
         return "No recorded step could be checked against the model."
     table = tabulated(
@@ -168,10 +166,6 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
 
 
 def _skill(error: ModelError) -> str:
-    """Returns a sentence that compares the model with the better of two trivial answers.
-
-    The trivial answers need no model: the step as it is now, and a step with perfect overlap.
-    """
     named = {"as_is_s": "the step as it is now", "perfect_overlap_s": "perfect overlap"}
     text = "Two trivial answers need no model: the step as it is now, and perfect overlap. The "
     text += f"better of the two, {named[error.trivial]}, differs from the measured "
@@ -198,7 +192,6 @@ def _check(check: HeldOutCheck) -> tuple[str, ...]:
 
 
 def _costs(answers: Answers, tables: int | None) -> Iterator[str]:
-    """Yields a table of money and bytes with a row per scenario; nothing if neither is known."""
     shown = answers.answers
     is_priced = any(answer.cost is not None for answer in shown)
     if not is_priced and all(math.isnan(answer.epoch_sent_bytes) for answer in shown):

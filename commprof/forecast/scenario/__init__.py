@@ -1,1 +1,1 @@
-"""Recorded steps, the setting to predict for them, and the links that this setting uses."""
+"""Recorded steps, the setting to predict for them, and the links of this setting."""

@@ -16,28 +16,28 @@ from commprof.forecast.scenario.scenario import HIERARCHICAL, Scenario
 from commprof.forecast.scenario.schedule import Placement
 from commprof.text import listed
 
-#: The link, not the host, is the limit if the fitted rate is at least this share of the stated one.
+#: If the fitted rate is at least this share of the stated rate, the link was the limit.
 _LINK_BOUND = 0.6
 
 
 @dataclass(frozen=True)
 class ScenarioLink:
-    """Cost of the collectives of one operation on a scenario's links."""
+    """Cost of one operation's collectives on a scenario's links."""
 
-    #: Cost within a host, and between hosts; None if the ring does not cross such a link, or if no
-    #: link within a host was measured.
+    #: Cost on links within a host; None if the ring uses no such link, or none was measured.
     inner: CostCurve | None
+    #: Cost on links between hosts; None if all ranks are on one host.
     outer: CostCurve | None
     ranks_per_host: int
     hierarchical: bool
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
-    #: Latency of one message over the slowest link, with a core per rank; NaN if unknown.
+    #: Latency of one message over the slowest link; NaN if unknown. Assumes a core for each rank.
     message_s: float = math.nan
 
     @property
     def slowest(self) -> CostCurve:
-        """Curve of the link that a ring over all ranks waits for."""
+        """Cost on the slowest link of a ring over all ranks."""
         curve = self.outer or self.inner
         assert curve is not None
         return curve
@@ -45,9 +45,7 @@ class ScenarioLink:
     def time_s(self, size_bytes: float, ranks: int, op: str) -> float:
         """Returns the time of a collective on idle links, in seconds.
 
-        A flat ring runs ``op``; in each step it is as fast as its slowest link. The hierarchical
-        algorithm ignores ``op``: it reduces within each host, all-reduces the parts between hosts,
-        and gathers within each host again.
+        The hierarchical algorithm is an all-reduce, whatever ``op`` is.
         """
         if self.hierarchical and self.inner is not None and self.outer is not None:
             inside = self.inner.time_s(size_bytes, self.ranks_per_host, "all_reduce")
@@ -56,7 +54,7 @@ class ScenarioLink:
         return max(times)
 
     def transfer_s(self, size_bytes: float, ranks: int, op: str) -> float:
-        """Part of ``time_s`` that occupies the slowest link."""
+        """Returns the part of ``time_s`` in which the slowest link is busy."""
         if self.hierarchical and self.inner is not None and self.outer is not None:
             return max(
                 self.inner.transfer_s(size_bytes, self.ranks_per_host, "all_reduce"),
@@ -66,11 +64,11 @@ class ScenarioLink:
         return max(curve.transfer_s(size_bytes, ranks, op) for curve in curves)
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """Returns the bytes that one rank sends in an all-reduce, over all links in total."""
+        """Returns the bytes that one rank sends in an all-reduce."""
         return work("all_reduce", ranks).sent * size_bytes
 
     def replicate(self, number: int) -> ScenarioLink:
-        """Returns the links with the parameters of one bootstrap replicate."""
+        """Returns the links with the costs of one bootstrap replicate."""
         return dataclasses.replace(
             self,
             inner=None if self.inner is None else self.inner.replicate(number),
@@ -84,17 +82,16 @@ class ScenarioLink:
 def scenario_link(
     profile: MachineProfile, scenario: Scenario, placement: Placement, op: str = "all_reduce"
 ) -> ScenarioLink:
-    """Finds the links of a scenario.
+    """Returns the costs of an operation on a scenario's links.
 
     Args:
         profile: fitted costs.
         scenario: world size, and changes of the link between hosts.
         placement: hosts and cores of the scenario's ranks.
-        op: operation whose fitted curve is used; if it has none, all-reduce's or reduce-scatter's.
+        op: the operation. If it was not measured, another operation's cost is used.
 
     Raises:
-        CommprofError: a link that the ring crosses was not measured, or the profile lacks the rate
-            or latency that the scenario changes; the message says what to do.
+        CommprofError: the cost is unknown, or the scenario does not fit its placement.
     """
     per_host = max(1, round(min(placement.ranks_per_host, scenario.world_size)))
     several = scenario.world_size > per_host
@@ -150,13 +147,10 @@ def _message_s(profile: MachineProfile, scenario: Scenario, several: bool, op: s
 
 
 def _inner(profile: MachineProfile, placement: Placement, op: str) -> CostCurve | None:
-    """Returns the cost within a host; None if unknown.
-
-    The cost is treated as CPU time, so it grows in proportion to the ranks per core.
-    """
     curve = _curve(profile.links.get(SAME_HOST), op)
     if curve is None:
         return None
+    # A transfer within a host is CPU time, so it slows down in proportion to the ranks per core.
     factor = _crowding_factor(curve, placement)
     return curve.changed(lambda a: a * factor, lambda b: b * factor)
 
@@ -198,11 +192,9 @@ def _rate_scale(
     outside: list[str],
     remarks: list[str],
 ) -> Callable[[float], float]:
-    """Returns the function that converts the curve's seconds per byte to a link with ``rate``.
+    """Returns a function that converts seconds per byte to a link with ``rate`` in bytes per s.
 
-    ``rate`` is in bytes per second. The function changes nothing if ``rate`` is NaN or the
-    operation sends no bytes. A rate that differs from the measured one is appended to ``outside``
-    in words, and assumptions are appended to ``remarks``.
+    Appends a differing rate to ``outside``, and assumptions to ``remarks``.
     """
     sends_bytes = curve.pieces[-1].beta_s_per_byte > 0  # a barrier sends none
     if math.isnan(rate) or not sends_bytes:
@@ -222,13 +214,13 @@ def _rate_scale(
         outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
     if rate > stated * 1.001:
         outside.append(
-            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): whether the "
-            "hosts can send faster than the measured rate is not known"
+            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): the hosts may not "
+            "be able to send this fast"
         )
     if share < _LINK_BOUND:
         remarks.append(
-            "the hosts, not the link, limited the measured rate; a faster link is assumed not to "
-            "raise it"
+            "the hosts, not the link, limited the measured rate; a faster link is assumed to reach "
+            "the same rate"
         )
         return lambda beta: max(beta, 1 / rate)
     done = work(curve.op, 2, curve.backend)
@@ -244,7 +236,7 @@ def _stated(
     outside: list[str],
     remarks: list[str],
 ) -> CostCurve:
-    """Returns the cost between hosts, from the stated rate and latency and the cost on one host."""
+    """Returns the cost between hosts if only the stated rate and latency of the link are known."""
     curve = _curve(profile.links.get(SAME_HOST), op)
     rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
     if curve is None:
@@ -256,16 +248,15 @@ def _stated(
         )
     outside.append("links between hosts (measured: within one host)")
     remarks.append(
-        "the link between hosts was not measured; its latency is assumed to be the stated latency "
-        "plus the latency within one host, and its rate the lower of the stated rate and the rate "
-        "within one host"
+        "the link between hosts was not measured; assumed latency: the stated latency plus the "
+        "latency within one host; assumed rate: the stated rate or the rate within one host, "
+        "whichever is lower"
     )
     factor = _crowding_factor(curve, placement)
     return curve.changed(lambda a: a * factor + latency_s, lambda b: max(b * factor, 1 / rate))
 
 
 def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
-    """Returns the scenario's ranks per core divided by the measurement's, each at least 1."""
     if math.isnan(curve.ranks_per_core):
         return 1.0
     return placement.ranks_per_core / max(1.0, curve.ranks_per_core)
@@ -274,9 +265,7 @@ def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
 def _latency_factor(curve: CostCurve, placement: Placement) -> float:
     """Returns the factor by which the sharing of cores changes the latency between hosts.
 
-    Helper threads wait for a core, so latency grows with max(1, q). q is the processor time that
-    the ranks want, divided by the cores' time. The factor is max(1, q) of the scenario, divided by
-    max(1, q) of the measurement.
+    Helper threads wait for a core if the ranks want more processor time than the cores have.
     """
     measured = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
     wanted = placement.busy_share
@@ -295,7 +284,6 @@ def _refuse_without(link: LinkProfile | None, op: str) -> None:
 
 
 def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:
-    """Returns the curve of the operation, else of all-reduce, else of reduce-scatter; else None."""
     if link is None:
         return None
     curves = (link.curves.get(name) for name in (op, "all_reduce", "reduce_scatter"))

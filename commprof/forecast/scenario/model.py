@@ -17,16 +17,16 @@ from commprof.forecast.scenario.scenario import Estimate, PredictedWaiting, Pred
 from commprof.forecast.scenario.schedule import RecordedSteps
 from commprof.stats.intervals import percentile_interval
 
-#: Number of steps that are drawn for the median.
+#: Number of steps in the replay of a scenario.
 STEPS = 100
-#: Number of times that the recorded steps are resampled for the interval.
+#: Number of bootstrap replicates.
 _REPLICATES = 20
 _SEED = 20240501
 
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """A model of recorded steps with fitted costs, which predicts scenarios."""
+    """Predicts scenarios from recorded steps and fitted costs."""
 
     schedule: RecordedSteps
     profile: MachineProfile
@@ -36,18 +36,15 @@ class Model(ABC):
         return dataclasses.replace(self, profile=profile)
 
     def predict(self, scenario: Scenario) -> Prediction:
-        """Predicts a scenario, with intervals.
-
-        The intervals reflect the choice of recorded steps and the uncertainty of fitted costs.
+        """Predicts a scenario.
 
         Raises:
-            CommprofError: something that the answer depends on was not measured; the message says
-                what to do.
+            CommprofError: the prediction needs something that was not measured.
         """
         return self.sampled(scenario)[0]
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
-        """Predicts a scenario; also returns its step time in s in each bootstrap replicate.
+        """Returns a scenario's prediction, and its step time in s in each bootstrap replicate.
 
         All scenarios use the same random seed, so that their replicates can be compared.
         """
@@ -56,7 +53,7 @@ class Model(ABC):
 
     @abstractmethod
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, then again for each bootstrap replicate of the steps and costs."""
+        """Replays a scenario with all recorded steps, then once per bootstrap replicate."""
 
 
 class Medians(NamedTuple):
@@ -70,18 +67,18 @@ class Medians(NamedTuple):
 
 
 class Replicated(NamedTuple):
-    """Medians of a scenario's replay, and of its replays with resampled recorded steps."""
+    """Medians of a scenario's replay, and of one more replay per bootstrap replicate."""
 
     main: Medians
     replicates: list[Medians]
 
     def step_s(self) -> npt.NDArray[np.float64]:
-        """Step time in s in each replicate."""
+        """Returns the step time in s of each replicate."""
         return np.array([medians.step_s for medians in self.replicates])
 
 
 def new_random() -> np.random.Generator:
-    """Returns a random generator, the same for all scenarios, so that they can be compared."""
+    """Returns a random generator with the same seed for all scenarios, to compare scenarios."""
     return np.random.default_rng(_SEED)
 
 
@@ -97,7 +94,7 @@ def replicated(
         main: medians of the replay of all recorded steps.
         recorded: number of recorded steps.
         random: chooses the recorded steps of each replicate, with replacement.
-        replay: gets the replicate's number, and the rows of its recorded steps.
+        replay: replays one replicate; takes its number and the rows of its recorded steps.
     """
     return Replicated(
         main,
@@ -107,23 +104,23 @@ def replicated(
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a model finds in its replay of a scenario, beside the medians; times in s."""
+    """Results of a scenario's replay, except the medians; times in s."""
 
-    #: Step without transfers.
+    #: Step time if transfers took no time.
     bare_s: float
     #: Time in a step during which collectives occupy the link.
     busy_s: float
-    #: A rank's own work in a step.
+    #: Time of a rank's own work in a step.
     own_s: float
-    #: Samples that a rank takes in a step; 0 or NaN if not recorded.
+    #: Samples per rank and step; 0 or NaN if not recorded.
     batch: float
-    #: As in ``Prediction``.
+    #: For the fields from here to ``hiding_bytes_per_s``, see ``Prediction``.
     buckets: int
     sent_bytes: float
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
     hiding_bytes_per_s: float = math.nan
-    #: Time by which more ranks per core than recorded lengthen a step; no overlap can hide it.
+    #: Time by which a step is longer because more ranks share a core than in the recorded run.
     crowding_s: float = 0.0
 
 
@@ -140,7 +137,7 @@ def few_recorded(ranks: int, steps: int, note: str = "") -> str:
 
 
 def prediction(scenario: Scenario, medians: Replicated, replayed: Replayed) -> Prediction:
-    """Returns the prediction of a scenario, from what its replay found."""
+    """Returns the prediction of a scenario from the results of its replay."""
     step, wait, transfer, exposed, hidden = estimates(*medians)
     return Prediction(
         scenario=scenario,
@@ -157,7 +154,7 @@ def prediction(scenario: Scenario, medians: Replicated, replayed: Replayed) -> P
         samples_per_s=(
             scenario.world_size * replayed.batch / step.value if replayed.batch else math.nan
         ),
-        # At most 1: the drawn ranks' step may be shorter than the recorded ranks' median own work.
+        # Limited to 1, because the replayed step can be shorter than the median own work.
         efficiency=min(1.0, replayed.own_s / step.value),
         hiding_bytes_per_s=replayed.hiding_bytes_per_s,
         outside=replayed.outside,

@@ -1,7 +1,7 @@
-"""Schedule of one rank's measured steps: when buckets became ready, and when backward ended.
+"""Cycles of one rank's measured DDP steps: ready times of buckets, and end of backward.
 
-A cycle of a rank extends from the end of one DDP finalisation to the end of the next one. The ranks
-synchronise at these ends, so a replay begins at the end of a finalisation.
+In a finalisation, at the end of backward, DDP waits for its buckets. A cycle lasts from the end of
+one finalisation to the end of the next one.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class Cycle:
     begin_ns: int
     #: Begin of the backward phase; NaN if none was recorded.
     backward_ns: float
-    #: Ready time, end and bytes per bucket, in order of issue.
+    #: For each bucket, in order of issue: ready time, end and bytes.
     ready_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     bytes: tuple[int, ...]
-    #: When DDP begins to wait for its buckets, and when it has them all.
+    #: Begin and end of the finalisation.
     finalize_ns: tuple[int, int]
     #: Time in the finalisation during which the thread was blocked.
     blocked_ns: int
-    #: Time that the thread waited for collectives without gradients, from ``begin_ns`` until the
-    #: first bucket was ready.
+    #: Time that the thread waits for collectives without gradients, before the first bucket is
+    #: ready.
     other_wait_ns: float
-    #: CPU time of the thread divided by wall time, from ``begin_ns`` to the finalisation.
+    #: CPU time of the thread divided by wall time, before the finalisation; NaN if unknown.
     cpu_share: float
 
 
 @dataclass(frozen=True)
 class OtherCall:
-    """Collectives with one operation and size that the training thread waits for.
+    """Collectives of one operation and size that exchange no gradients.
 
-    Collectives of gradients are excluded.
+    The training thread waits for these collectives.
     """
 
     op: str
@@ -57,10 +57,9 @@ class OtherCall:
 
 
 def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
-    """Returns a cycle per measured step with exactly one DDP finalisation, and at least one bucket.
+    """Returns the cycles of measured steps that have exactly one DDP finalisation and a bucket.
 
-    A cycle begins at the end of the previous step's finalisation. A step is left out if the
-    previous step has no finalisation.
+    A step is left out if the previous step has no finalisation.
     """
     steps = columns.steps(trace)
     if len(steps) == 0:
@@ -104,7 +103,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
 
 
 def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
-    """Counts the awaited collectives by operation and size; those of gradients are excluded."""
+    """Counts the awaited collectives that exchange no gradients, by operation and size."""
     table, steps = columns.collectives(trace), columns.steps(trace)
     waits = exposures_of(trace)
     rows = np.unique(waits.collective[(waits.graph_task < 0) & (waits.collective >= 0)])
@@ -121,10 +120,9 @@ def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
 
 
 def _following(step: Ints, measured_steps: Ints) -> Ints:
-    """Returns the indices of finalisations that are the only one of their measured step.
+    """Returns the indices of the finalisations that end a cycle.
 
-    The preceding finalisation must belong to the preceding step. ``step``: the step of each
-    finalisation, in order of time; -1 outside of all steps.
+    ``step`` holds the step of each finalisation, in order of time; -1 outside of all steps.
     """
     _, place, times = np.unique(step, return_inverse=True, return_counts=True)
     follows = (step[:-1] >= 0) & (step[1:] == step[:-1] + 1)
@@ -142,10 +140,7 @@ class _Buckets(NamedTuple):
     graph_task: Ints | None
 
     def of(self, task: int, begin_ns: int, end_ns: int) -> tuple[Ints, Ints, Ints]:
-        """Returns ready times, ends and bytes of the buckets of one backward pass.
-
-        Only buckets that became ready from ``begin_ns`` to before ``end_ns`` count.
-        """
+        """Returns ready times, ends and bytes of a pass's buckets that became ready in a window."""
         rows = np.arange(*np.searchsorted(self.ready_ns, (begin_ns, end_ns)))
         if self.graph_task is not None:
             rows = rows[self.graph_task[rows] == task]
@@ -154,7 +149,7 @@ class _Buckets(NamedTuple):
 
 def _buckets(trace: Trace) -> _Buckets:
     hooked, table = columns.buckets(trace), columns.collectives(trace)
-    if hooked.end_ns.any():  # false on a device: no ends of buckets are recorded there
+    if hooked.end_ns.any():  # on a device, no ends of buckets are recorded
         return _Buckets(hooked.ready_ns, hooked.end_ns, hooked.bytes, None)
     rows = np.flatnonzero(table.op == OPS.index("all_reduce"))
     return _Buckets(
@@ -163,20 +158,14 @@ def _buckets(trace: Trace) -> _Buckets:
 
 
 def _last_before(times_ns: Ints, limit_ns: int, least_ns: int) -> float:
-    """Returns the last time from ``least_ns`` to ``limit_ns``; NaN if there is none.
-
-    ``times_ns`` are in ascending order.
-    """
+    """Returns the last of the ascending times from ``least_ns`` to ``limit_ns``; NaN if none."""
     found = int(np.searchsorted(times_ns, limit_ns, "right")) - 1
     is_known = found >= 0 and times_ns[found] >= least_ns
     return float(times_ns[found]) if is_known else float("nan")
 
 
 def cpu_times(trace: Trace) -> dict[int, int]:
-    """Returns the CPU time of the thread that runs DDP's finalisation, by timestamp; both in ns.
-
-    There is an entry for the begin and for the end of each finalisation.
-    """
+    """Returns the thread's CPU time at each finalisation's begin and end, by timestamp, in ns."""
     ends = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records.compress(ends)
     times, values = records["timestamp_ns"].tolist(), records["value"].tolist()

@@ -10,9 +10,9 @@ from typing import Any
 FLAT, HIERARCHICAL = "flat", "hierarchical"
 ALGORITHMS = (FLAT, HIERARCHICAL)
 WEAK, STRONG = "weak", "strong"
-#: Bytes of an element of the types that a scenario may name.
+#: Bytes of an element, by name of the type.
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-#: Fields of a scenario that only sharded steps have.
+#: Fields of ``Scenario`` that apply only to sharded steps.
 SHARDING = (
     *("gather_dtype", "reduce_dtype", "reshard_after_forward"),
     *("shard_ranks", "wrap_blocks", "accumulate"),
@@ -35,16 +35,16 @@ class Scenario:
     cores_per_host: float = math.nan
     scaling: str = WEAK
     algorithm: str = FLAT
-    #: FSDP2: types in which parameters are gathered and gradients reduced, see ``DTYPE_BYTES``.
+    #: FSDP2: element types of gathered parameters and of reduced gradients, see ``DTYPE_BYTES``.
     gather_dtype: str | None = None
     reduce_dtype: str | None = None
     #: True if parameters are gathered again for backward.
     reshard_after_forward: bool | None = None
-    #: Number of ranks that share one copy of the model; if fewer than all do, this is HSDP.
+    #: Number of ranks that share one copy of the model.
     shard_ranks: int | None = None
     #: Number of neighbouring blocks that one ``fully_shard`` wraps together.
     wrap_blocks: int | None = None
-    #: Backward passes of a step; gradients are reduced in the last one.
+    #: Number of backward passes of a step.
     accumulate: int | None = None
 
     @property
@@ -100,19 +100,18 @@ class Prediction:
 
     scenario: Scenario
     step_s: Estimate
-    #: Time that the training thread waits for the rank that arrives last, and for transfers.
+    #: Time that the training thread waits for the last rank to arrive.
     wait_s: float
+    #: Time that the training thread waits for transfers.
     transfer_s: float
-    #: Communication hidden under backward.
+    #: Time of communication that overlaps with backward.
     hidden_s: float
-    #: Wait, transfer, hidden and exposed (wait plus transfer), with intervals due to sampling and
-    #: the fit. They do not include the model's held-out error, which is known for the step time
-    #: only.
+    #: Waiting, transfer, exposed and hidden time with intervals. The intervals do not include the
+    #: model's held-out error.
     waiting: PredictedWaiting
-    #: Step minus all waiting: a rank's own work.
+    #: Step time minus waiting.
     compute_s: float
-    #: Step without overlap and with perfect overlap: trivial predictions, which a useful model
-    #: must beat.
+    #: Step times of two trivial predictions: without overlap, and with perfect overlap.
     no_overlap_s: float
     perfect_overlap_s: float
     buckets: int
@@ -122,9 +121,9 @@ class Prediction:
     samples_per_s: float
     #: Throughput per rank, divided by that of a rank that never waits.
     efficiency: float
-    #: Bandwidth at which all buckets but the last are hidden, bytes per second; NaN for one bucket.
+    #: Bandwidth, in bytes per second, that hides all buckets but the last; NaN for one bucket.
     hiding_bytes_per_s: float
-    #: Descriptions of the scenario's parts outside the measured range; empty if there are none.
+    #: Parts of the scenario that are outside the measured range.
     outside: tuple[str, ...]
     #: Assumptions of the prediction.
     remarks: tuple[str, ...]

@@ -42,7 +42,7 @@ from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME
 Floats = npt.NDArray[np.float64]
 
 LEAST_STEPS = 3
-#: Name that a trace's metadata gives to DDP's own mean, without a compressor.
+#: Name of DDP's own mean in a trace's metadata.
 _PLAIN_HOOK = "mean all-reduce"
 
 
@@ -60,7 +60,7 @@ class Placement:
 
     @property
     def ranks_per_core(self) -> float:
-        """Ranks per core if ranks outnumber cores; else 1."""
+        """Ranks per core, at least 1."""
         return max(1.0, self.ranks_per_host / self.cores_per_host)
 
     @property
@@ -70,7 +70,7 @@ class Placement:
 
     @property
     def threads_sharing(self) -> float:
-        """Threads that share a core; 1 if there are cores enough."""
+        """Threads per core, at least 1."""
         return max(1.0, self.threads_per_core)
 
     def crowding(self) -> float:
@@ -86,7 +86,7 @@ class Placement:
         return 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
 
     def per_core_words(self, recorded: Placement) -> str:
-        """Describes how many ranks or threads share a core, here and as recorded."""
+        """Describes how many ranks or threads share a core, here and in ``recorded``."""
         what = "ranks" if self.threads == 1 else "threads"
         return (
             f"{self.threads_sharing:.3g} {what} per core (measured: {recorded.threads_sharing:.3g})"
@@ -105,25 +105,24 @@ class Placement:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Samples per step and rank, steps per epoch, and "weak" or "strong" scaling.
+    """Batch of a job; unknown numbers are 0, and an unknown ``scaling`` is empty."""
 
-    Numbers that were not recorded are 0; a ``scaling`` that was not recorded is empty.
-    """
-
+    #: Samples per rank and step.
     per_rank: float
     steps_per_epoch: int
+    #: "weak" or "strong".
     scaling: str
 
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """Measured steps of one world size, of a job with DDP or with sharded state (FSDP2, ZeRO-1)."""
+    """Measured steps of one world size, of DDP or of a sharded strategy."""
 
     world_size: int
-    #: [steps]: seconds until the ranks synchronise again.
+    #: [steps]: time from one synchronisation of the ranks to the next.
     period_s: Floats
     placement: Placement
-    #: Link class that the ring crosses.
+    #: SAME_HOST or OTHER_HOST.
     link: str
     backend: str
     #: Compressor, as given to ``--hook``; empty for DDP's own mean.
@@ -135,7 +134,7 @@ class RecordedSteps:
 class Schedule(RecordedSteps):
     """Recorded DDP steps; times in seconds since the ranks last synchronised."""
 
-    #: Sizes in order of issue.
+    #: Size of each bucket, in order of issue.
     bucket_bytes: Ints
     #: [steps, ranks, buckets]: when the bucket is ready.
     ready_s: Floats
@@ -145,17 +144,16 @@ class Schedule(RecordedSteps):
     backward_end_s: Floats
     #: [steps, buckets]: when the exchange is complete on all ranks.
     end_s: Floats
-    #: Time of DDP's copy back out of a bucket.
+    #: Time to copy gradients out of a bucket.
     copy_s_per_byte: float
-    #: [steps, ranks]: time that the training thread waits for ``other_calls``, the collectives that
-    #: exchange no gradients.
+    #: [steps, ranks]: time that the training thread waits for ``other_calls``.
     other_wait_s: Floats
     other_calls: tuple[OtherCall, ...]
-    #: Number of all-reduces that run at a time.
+    #: Number of all-reduces that can run at the same time.
     workers: int
-    #: DDP's log of the model; empty if the trace has none.
+    #: DDP's log of the model; empty if the trace does not have exactly one log.
     ddp_log: Mapping[str, Any]
-    #: Number of DDP models called, as far as recorded; their buckets form one sequence.
+    #: Number of DDP models. Their buckets form one sequence.
     models: int = 1
 
     @property
@@ -169,8 +167,8 @@ def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted
 
     Args:
         run: one recorded world size.
-        by: what needs the steps, for error messages.
-        done: what cannot be done with unsuitable steps, as a participle for error messages.
+        by: subject of error messages: what needs the steps.
+        done: participle for error messages, such as "predicted".
 
     Raises:
         CommprofError: a rank is missing or only has a summary, device times were not recorded, or
@@ -200,7 +198,7 @@ def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted
 
 
 def _untimed(traces: Sequence[Trace]) -> str:
-    """Returns the reason why a rank's collectives on a device were not timed; "" if they were."""
+    """Returns the reason why collectives on a device were not timed; "" if all were timed."""
     for trace in traces:
         reason = str(trace.metadata.get("no_device_times", ""))
         if reason and (trace.records["flags"] & FLAG_DEVICE_ASYNC).any():
@@ -209,10 +207,9 @@ def _untimed(traces: Sequence[Trace]) -> str:
 
 
 def timed_traces(run: WorldRun) -> list[Trace]:
-    """Returns the traces of a run's ranks, in rank order, in the form from which steps are read.
+    """Returns the traces of a run's ranks, in rank order, with the GPUs' times if recorded.
 
-    If a rank's GPU was timed, the rank's trace has the times of the GPU's stream. A trace that was
-    converted from another profiler's recording also has the records of its backward passes.
+    Traces converted from another profiler's recording also get records of backward passes.
     """
     return [on_device_timeline(with_passes(run.traces[rank])) for rank in range(run.world_size)]
 
@@ -221,8 +218,7 @@ def read_schedule(run: WorldRun) -> Schedule:
     """Reads the schedule of one world size.
 
     Raises:
-        CommprofError: a rank is missing, a trial switched settings between the steps, no DDP model
-            was trained, or too few steps have exactly one synchronised backward pass of DDP.
+        CommprofError: the run's steps cannot be predicted; the message gives the reason.
     """
     name = checked_name(run)
     recorded = timed_traces(run)
@@ -267,7 +263,7 @@ def read_schedule(run: WorldRun) -> Schedule:
 
 
 def measured_steps(traces: Sequence[Trace]) -> Ints:
-    """Returns the numbers of the steps that all ranks completed, without warm-up."""
+    """Returns the indices of the steps that all ranks completed, without warm-up steps."""
     tables = [columns.steps(trace) for trace in traces]
     common = set(tables[0].index.tolist()).intersection(
         *(set(t.index.tolist()) for t in tables[1:])
@@ -285,10 +281,7 @@ def measured_steps(traces: Sequence[Trace]) -> Ints:
 
 
 def _common_cycles(by_rank: Sequence[dict[int, Cycle]]) -> list[list[Cycle]]:
-    """Returns all ranks' cycles per step, for the steps with the most frequent bucket sizes.
-
-    A cycle is the time of a rank between the ends of two successive finalisations of DDP.
-    """
+    """Returns the steps with the most frequent bucket sizes; each has a cycle per rank."""
     steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     rows = [[cycles_[step] for cycles_ in by_rank] for step in steps]
     same = [row for row in rows if len({cycle.bytes for cycle in row}) == 1 and _ended(row)]
@@ -303,10 +296,9 @@ def _ended(row: Sequence[Cycle]) -> bool:
 
 
 def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str, Floats]:
-    """Returns the cycles' times in s since all ranks had ended the previous finalisation.
+    """Returns the cycles' times in s since the last rank ended the previous finalisation.
 
-    In a finalisation, at the end of backward, DDP waits for its buckets. Without a common clock, a
-    rank's times count from when that rank ended the previous finalisation.
+    Without a common clock, a rank's times count from the end of the rank's previous finalisation.
     """
     begin = np.array([[cycle.begin_ns for cycle in row] for row in common])
     if common_clock:
@@ -327,8 +319,7 @@ def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str
 def _copy_s_per_byte(common: Sequence[Sequence[Cycle]]) -> float:
     """Returns DDP's median time to copy gradients out of buckets, in s per byte.
 
-    In the finalisation, at the end of backward, DDP waits for its buckets and copies gradients.
-    The time to copy is the finalisation minus the time during which the thread was blocked in it.
+    This is the time of the finalisation in which the thread was not blocked.
     """
     working = [
         max(0, c.finalize_ns[1] - c.finalize_ns[0] - c.blocked_ns) / max(1, sum(c.bytes))
@@ -344,14 +335,14 @@ def _median_of_known(values: Sequence[float]) -> float:
 
 
 def hosts_of(traces: Sequence[Trace]) -> list[Host]:
-    """Returns the hosts on which the ranks ran, as far as they are known."""
+    """Returns the known hosts of the ranks."""
     return sorted({host for host in host_of_each(traces) if host is not None})
 
 
 def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
     """Returns the ranks' placement, assuming that they share hosts and cores evenly.
 
-    ``busy`` is the processor time of a training thread divided by its wall time; NaN if unknown.
+    ``busy`` is as in ``Placement``.
     """
     hosts = hosts_of(traces)
     machines = {host[0] for host in hosts}
@@ -363,8 +354,8 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 def machine_cpus(traces: Sequence[Trace]) -> int:
     """Returns the number of CPUs that the ranks of one machine may use together.
 
-    If machines differ, the largest number is returned. If the traces do not record CPUs, as in
-    another profiler's recording, one CPU per rank is assumed.
+    If machines differ, the largest number is returned. If the traces do not record CPUs, one CPU
+    per rank is assumed.
     """
     together: dict[str, set[int]] = {}
     for trace in traces:
@@ -391,9 +382,7 @@ def hook_label(trace: Trace) -> str:
 def batch_of(traces: Sequence[Trace], measured: Ints) -> StepBatch:
     """Returns the job's batch.
 
-    The samples per rank and step are those that the job stated. If it stated none, they are the
-    samples that the training threads read from DataLoaders, on average over ranks and steps; 0 if
-    unknown.
+    If the job did not state its samples, the samples that were read from DataLoaders are counted.
     """
     job = traces[0].metadata.get("job", {})
     passes = int(job.get("training", {}).get("accumulate", 1))

@@ -1,4 +1,4 @@
-"""Changes a step's collectives for a scenario: which remain, their sizes and their ranks."""
+"""Changes the collectives of a recorded step as a scenario asks."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
 
 @dataclass(frozen=True)
 class Placed:
-    """An event of the changed step, and the recorded event that its time is derived from."""
+    """An event of the changed step. Its time is derived from a recorded event."""
 
     kind: int
     #: Index among the changed step's collectives.
     call: int
     #: Index among the recorded step's events.
     recorded: int
-    #: Backward passes of the changed step before this event's pass.
+    #: Number of backward passes before this event's pass.
     passes: int = 0
 
 
 @dataclass(frozen=True)
 class ChangedCall:
-    """One collective of the changed step, see ``ShardedChange``."""
+    """One collective of the changed step."""
 
     call: ShardedCall
     ranks: int
-    #: Index of the recorded collective from whose time the time of ``call`` is computed.
+    #: Index of the recorded collective that ``call`` is derived from.
     recorded: int
 
 
@@ -72,7 +72,7 @@ class ShardedChange:
     events: tuple[Placed, ...]
     shard_ranks: int
     remarks: tuple[str, ...]
-    #: Backward passes of the step.
+    #: Number of backward passes of the step.
     passes: int = 1
 
 
@@ -80,8 +80,7 @@ def change(steps: ShardedSteps, scenario: Scenario) -> ShardedChange:
     """Changes the recorded step as a scenario asks.
 
     Raises:
-        CommprofError: the recorded step does not determine the changed one; the message says what
-            to do.
+        CommprofError: the changed step cannot be derived from the recorded one.
     """
     _require_only_sharding(steps)
     shard = _shard_ranks(steps, scenario)
@@ -96,7 +95,7 @@ def change(steps: ShardedSteps, scenario: Scenario) -> ShardedChange:
         call = units.calls.get(number, recorded)
         made = [] if number in dropped else _changed(steps, scenario, number, call, shard)
         if made and copies > 1 and call.op == _SCATTER and steps.shard_ranks == steps.world_size:
-            # HSDP sums the parts of gradients over the copies of the model.
+            # HSDP also sums gradients over the copies of the model.
             size = made[0].call.size_bytes / shard
             summed = replace(call, op=_REDUCE, size_bytes=size, among=REPLICATE)
             made.append(ChangedCall(summed, copies, number))
@@ -104,9 +103,9 @@ def change(steps: ShardedSteps, scenario: Scenario) -> ShardedChange:
         calls += made
     if copies > 1 and steps.shard_ranks == steps.world_size:
         remarks.append(
-            "all-reduces between copies of the model were not recorded: each is assumed to follow "
-            "a reduce-scatter, and to take the recorded time of this reduce-scatter, multiplied by "
-            "the fitted cost of the all-reduce and divided by that of the reduce-scatter"
+            "the run has no all-reduces between copies of the model; such an all-reduce is "
+            "assumed after each reduce-scatter, and its time is computed from the time of the "
+            "reduce-scatter and from fitted costs"
         )
     events = _events(steps, numbers, units.issued_at)
     changed = ShardedChange(tuple(calls), events, shard, tuple(remarks))
@@ -132,7 +131,7 @@ def _require_only_sharding(steps: ShardedSteps) -> None:
 def _accumulated(steps: ShardedSteps, once: ShardedChange, passes: int | None) -> ShardedChange:
     """Repeats forward and backward ``passes`` times; None keeps the recorded number of passes.
 
-    All-gathers are in every pass, other collectives only in the last.
+    Only the last pass has collectives other than all-gathers.
     """
     if passes is None or passes == steps.passes:
         return replace(once, passes=steps.passes)
@@ -140,7 +139,7 @@ def _accumulated(steps: ShardedSteps, once: ShardedChange, passes: int | None) -
         raise CommprofError(
             f"--accumulate {passes}: a recorded step has {steps.passes} backward passes, so steps "
             "with another number of passes cannot be predicted from this run (allowed: "
-            f"{steps.passes}); to predict them, record a run with one backward pass per step"
+            f"{steps.passes}); record a run with one backward pass per step"
         )
     calls: list[ChangedCall] = []
     events: list[Placed] = []
@@ -155,10 +154,9 @@ def _accumulated(steps: ShardedSteps, once: ShardedChange, passes: int | None) -
             if event.call in place
         ]
     remarks = [
-        f"{passes} backward passes per step: each is assumed to take as long as the recorded pass, "
-        "including the copies of gradients for the reduction. Only the last pass makes these "
-        "copies, so the other passes are predicted too long; whole gradients stay in memory "
-        "between passes"
+        f"{passes} backward passes per step: each pass is assumed to take as long as the recorded "
+        "pass. This is too long for all passes but the last, because only the last pass copies "
+        "gradients for their reduction. Whole gradients stay in memory between passes"
     ]
     others = {
         changed.call.op
@@ -183,11 +181,11 @@ def _events(
 ) -> tuple[Placed, ...]:
     """Returns the changed step's events, in order.
 
-    ``numbers`` maps the index of each recorded collective to the indices of the collectives that it
-    becomes. ``issued_at`` maps each all-gather that is issued earlier than recorded to the index of
-    the recorded event at which it is issued instead.
+    ``numbers`` maps each recorded collective to the collectives that replace it. ``issued_at`` maps
+    each all-gather that is issued earlier than recorded to the event at which it is now issued.
+    All keys and values are indices.
 
-    An all-reduce added for a reduce-scatter is issued and awaited after the reduce-scatter's wait.
+    An additional all-reduce follows the wait for its reduce-scatter.
     """
     placed: list[Placed] = []
     moved = {place: call for call, place in issued_at.items()}
@@ -205,10 +203,10 @@ def _events(
 def _changed(
     steps: ShardedSteps, scenario: Scenario, number: int, call: ShardedCall, shard: int
 ) -> list[ChangedCall]:
-    """Returns a list with the changed collective; an empty list if only one rank takes part.
+    """Returns the changed collective in a list, which is empty if only one rank takes part.
 
-    ``call`` is the recorded collective ``number``, or the one that replaces it if blocks are
-    wrapped together. ``shard`` is the number of ranks per copy of the model.
+    ``number`` is the index of the recorded collective. ``shard`` is the number of ranks per copy
+    of the model.
     """
     is_parameters = call.op in (_GATHER, _SCATTER)
     among = call.among
@@ -235,18 +233,14 @@ def _units(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> Wrapp
     if scenario.wrap_blocks is None or scenario.wrap_blocks == 1:
         return Wrapped()
     remarks.append(
-        f"{scenario.wrap_blocks} neighbouring blocks wrapped together: copies into and out of "
-        "their collectives are kept as recorded, and that many blocks are in memory at once"
+        f"{scenario.wrap_blocks} neighbouring blocks wrapped together: their copies into and out "
+        f"of collectives keep the recorded times, and all {scenario.wrap_blocks} blocks are in "
+        "memory at the same time"
     )
     return wrapped(steps, scenario.wrap_blocks)
 
 
 def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
-    """Returns the number of ranks per copy of the model.
-
-    If the scenario does not set it, all ranks share one copy if they did so in the recording;
-    otherwise the recorded number is kept.
-    """
     ranks = scenario.world_size
     if ranks < 2:
         raise CommprofError(
@@ -279,10 +273,7 @@ def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
 
 
 def _gathered_again(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> frozenset[int]:
-    """Returns the indices of the all-gathers that the scenario drops: all of backward's, or none.
-
-    If there are any, adds a remark on what the prediction still counts.
-    """
+    """Returns the indices of backward's all-gathers if the scenario drops them."""
     again = [n for n, call in enumerate(steps.calls) if call.op == _GATHER and call.in_backward]
     if scenario.reshard_after_forward is None or scenario.reshard_after_forward == bool(again):
         return frozenset()
@@ -292,7 +283,7 @@ def _gathered_again(steps: ShardedSteps, scenario: Scenario, remarks: list[str])
             "gather them; record it with reshard_after_forward=True"
         )
     remarks.append(
-        "without reshard_after_forward: copies into and out of the all-gathers of backward are "
-        "still counted, and all parameters stay in memory"
+        "without reshard_after_forward: the predicted time includes the copies into and out of the "
+        "dropped all-gathers, and all parameters stay in memory"
     )
     return frozenset(again)

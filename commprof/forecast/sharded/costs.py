@@ -1,19 +1,15 @@
 """Computes the time of a collective in a scenario from its time in the recorded run.
 
-The cost of a collective is computed from fitted curves, for the scenario and for the recorded run.
-The scenario's cost minus the recorded run's cost is added to the recorded time. This keeps the
-difference between the recorded time and the recorded run's cost. The causes of this difference, a
-busy host or a buffer that absorbed the first bytes, do not depend on the link's rate.
+Fitted curves give two costs of each collective: in the scenario, and in the recorded run. The
+difference of the two costs is added to the recorded time. So the part of the recorded time that the
+curves do not explain, such as the effect of a busy host, is kept.
 
 In two cases the recorded time is multiplied by the ratio of the two costs instead. In the first
-case, the scenario replaces the recorded operation by another one. In the second case, neither the
-recorded time nor the scenario's cost exceeds the recorded run's cost.
+case, the scenario replaces the operation by another one. In the second case, neither the recorded
+time nor the scenario's cost exceeds the recorded run's cost.
 
-A collective's transfer is the time from when it could begin to its end. Each collective of the
-training step gives a point: its size and its transfer (mean over the ranks, then median over the
-recorded steps). A straight line through an operation's points is the operation's curve. If all
-points have about the same size, latency cannot be separated from rate, and all time is attributed
-to the rate.
+This module also fits curves to the collectives of recorded steps: a straight line for each
+operation. A collective's transfer is the time from when the collective could begin to its end.
 """
 
 from __future__ import annotations
@@ -48,26 +44,21 @@ class _Cost:
     ranks: int
 
     def time_s(self, number: int | None) -> float:
-        """Returns the collective's fitted time, or its time in bootstrap replicate ``number``."""
         link = self.link if number is None else self.link.replicate(number)
         return link.time_s(self.size_bytes, self.ranks, self.op)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Two fitted costs of each collective: in the scenario, and in the recorded run.
+    """Two fitted costs of each collective: in the scenario, and in the recorded run."""
 
-    ``ShardedCosts.of`` converts a recorded time with these two costs.
-    """
-
-    #: Cost in the scenario, and as recorded; None if the recorded time is kept, because nothing
-    #: changes or no cost is known.
+    #: Cost in the scenario, and cost as recorded; None if the recorded time is kept.
     pairs: tuple[tuple[_Cost, _Cost] | None, ...]
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
     def costs(self, number: int | None = None) -> ShardedCosts:
-        """Returns the costs in ns: the fitted ones, or those of bootstrap replicate ``number``."""
+        """Returns the fitted costs in ns, or the costs of bootstrap replicate ``number``."""
         times_s = [
             None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs
         ]
@@ -81,25 +72,21 @@ class Factors:
 class ShardedCosts:
     """Costs in ns of each collective of the step after the scenario's changes."""
 
-    #: Cost in the scenario, and as recorded.
+    #: Cost in the scenario, and cost as recorded.
     there_ns: Floats
     here_ns: Floats
-    #: True if the cost changes and the recorded cost is known.
+    #: True if the recorded time is converted; False if it is kept.
     known: Mask
-    #: True if the recorded collective was another operation.
+    #: True if the scenario replaces the operation by another one.
     other: Mask
 
     def of(self, transfer_ns: Floats) -> Floats:
-        """Converts recorded times to scenario times.
-
-        Both are in ns, ``[collective, drawn step]``; the caller has drawn the steps at random.
-        """
+        """Converts recorded times to scenario times in ns, as ``[collective, drawn step]``."""
         there, here = self.there_ns[:, np.newaxis], self.here_ns[:, np.newaxis]
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
         beyond = transfer_ns - here
-        # ``there + beyond`` could be negative for a short transfer on a much faster link;
-        # then ``scaled`` replaces it.
+        # With ``there + beyond``, a short transfer on a much faster link would become negative.
         moved = np.where((beyond > 0) | (there > here), there + beyond, scaled)
         result: Floats = np.where(known & ~other, np.maximum(0.0, moved), scaled)
         return result
@@ -115,8 +102,7 @@ def factors(
     """Computes each collective's cost in the scenario, and the cost of its recorded counterpart.
 
     Raises:
-        CommprofError: a link that a collective crosses was not measured; the message says what to
-            do.
+        CommprofError: a link that a collective uses was not measured.
     """
     if scenario.changes_link:
         scenario_link(profile, scenario, placement)  # raises if no rank uses the changed link
@@ -127,7 +113,7 @@ def factors(
     for call in changed.calls:
         before = steps.calls[call.recorded]
         if before.op not in OPERATIONS:
-            remarks.append(f"{before.op}: kept as recorded, because no cost is known")
+            remarks.append(f"{before.op}: the recorded time is kept, because no cost is known")
             pairs.append(None)
             continue
         ranks = ranks_of(steps, before)
@@ -156,7 +142,7 @@ def factors(
 
 
 def ranks_of(steps: ShardedSteps, call: ShardedCall) -> int:
-    """Number of ranks that take part in a recorded collective."""
+    """Returns the number of ranks that take part in a recorded collective."""
     return ranks_among(call.among, steps.world_size, steps.shard_ranks)
 
 
@@ -167,7 +153,7 @@ def _link(
     call: ChangedCall,
     shard_ranks: int,
 ) -> ScenarioLink:
-    """Returns the cost of a collective on the links that its group's ring crosses.
+    """Returns the cost of a collective on the links that its ranks use.
 
     Assumes that the ranks that share a copy of the model have consecutive numbers.
     """
@@ -189,16 +175,16 @@ def _outside(link: ScenarioLink, call: ChangedCall) -> Sequence[str]:
 
 _REPLICATES = 20
 _SEED = 20240501
-#: Bytes per step of the algorithm that differ by less than this factor count as one size.
+#: Sizes that differ by less than this factor count as one size.
 _APART = 1.2
 
 
 @dataclass(frozen=True)
 class _Point:
-    #: Bytes per step of the algorithm, and ranks.
+    #: Bytes per step of the collective's algorithm.
     x: float
     ranks: int
-    #: Seconds per step of the algorithm, mean over the ranks; one value per training step.
+    #: Seconds per step of the algorithm (mean of the ranks), for each training step.
     y: Floats
 
 
@@ -223,8 +209,7 @@ def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
 def _curve(
     op: str, backend: str, points: Sequence[_Point], ranks_per_core: float
 ) -> CostCurve | None:
-    # Neither latency nor rate shows in a call without bytes, or in a call whose transfer counts as
-    # 0 because an earlier call ended later.
+    # A call without bytes or without transfer time shows neither latency nor rate.
     points = [point for point in points if point.x > 0 and np.median(point.y) > 0]
     if not points:
         return None
@@ -250,13 +235,14 @@ def _curve(
 
 
 def _line(x: Floats, y: Floats) -> Line:
+    # With one size, latency cannot be separated from rate: all time is attributed to the rate.
     if x.max() < _APART * x.min():
         return 0.0, float(np.median(y / x))
     return robust_line(x, y)
 
 
 def _drawn(x: Floats, points: Sequence[_Point]) -> Iterable[Line]:
-    """Yields bootstrap replicates of the line, each fitted to the medians of resampled times."""
+    """Yields bootstrap replicates of the line."""
     random = np.random.default_rng(_SEED)
     for _ in range(_REPLICATES):
         y = [float(np.median(random.choice(point.y, len(point.y)))) for point in points]

@@ -1,14 +1,14 @@
-"""Computes by how much steps take longer or shorter if another number of ranks shares a core.
+"""Computes how steps change if another number of ranks shares a core.
 
-A core and its ranks are a closed queueing network, with the core as the server and the ranks as its
-customers. In each step a rank wants the core for the processor time of its training thread and of
-its helper threads, such as the backend's; otherwise it sleeps or waits for the link. A rank's time
-at the core is computed by mean value analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed
-Multichain Queueing Networks", JACM 27:2, 1980).
+A core and its ranks are a closed queueing network: the core is the server, and the ranks are the
+customers. A rank wants the core for the processor time of its training thread and helper threads;
+otherwise it sleeps or waits for the link. A rank's time at the core is computed by mean value
+analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed Multichain Queueing Networks",
+JACM 27:2, 1980).
 
-A collective costs processor time per message and per byte; one recording cannot separate them. The
-cost with another number of ranks is therefore assumed to be proportional to the geometric mean of
-the number of messages and the number of bytes.
+A collective costs processor time per message and per byte, but one recording cannot separate the
+two. The processor time is therefore assumed to be proportional to the geometric mean of the numbers
+of messages and bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from commprof.forecast.sharded.steps import ShardedSteps
 class Crowding:
     """Change of a step's times when another number of ranks shares a core."""
 
-    #: Factor for the time in which a rank does not wait; below 1 if ranks have more cores than when
-    #: recorded.
+    #: Factor for a rank's own work; below 1 if fewer ranks share a core than in the recorded run.
     own: float = 1.0
-    #: Time by which more ranks per core than recorded lengthen a step, in ns. No overlap hides it,
-    #: because a rank spends it waiting for the core.
+    #: Time by which a step is longer because more ranks share a core, in ns. Overlap does not hide
+    #: this time.
     longer_ns: float = 0.0
 
 
@@ -42,7 +41,7 @@ def crowding(
 ) -> Crowding:
     """Returns how the scenario's number of ranks per core changes a step's times.
 
-    Returns ``Crowding()``, which changes nothing, if ``steps.placement.busy`` is NaN.
+    If ``steps.placement.busy`` is NaN, the times are kept.
 
     Args:
         steps: the recorded steps.
@@ -61,8 +60,7 @@ def crowding(
         stretch(place_of.threads_per_core, wanted_ns, elsewhere_ns)
         for place_of in (here, placement)
     ]
-    # Only the modelled change is added to ``before``. If ``before`` differs from the modelled value
-    # of the recorded placement, this difference stays.
+    # Adds the modelled change to ``before``, which may differ from the modelled value.
     after = max(1.0, before + modelled[1] - modelled[0])
     longer_ns = wanted_ns * (after - before)
     if longer_ns < 0:
@@ -71,11 +69,10 @@ def crowding(
 
 
 def costed(steps: ShardedSteps, placement: Placement) -> Placement:
-    """Returns ``placement`` with the recorded number of ranks per core.
+    """Returns ``placement`` with the recorded number of ranks per core, for fitted costs.
 
-    The fitted costs of collectives are computed for this number; the function ``crowding`` adds the
-    effect of a different number. If the CPU time of helper threads or of ranks is unknown, returns
-    ``placement`` unchanged.
+    ``crowding`` adds the effect of another number. If CPU times are unknown, ``placement`` is
+    returned unchanged.
     """
     here = steps.placement
     if not steps.helpers_ns or math.isnan(here.busy):
@@ -85,12 +82,13 @@ def costed(steps: ShardedSteps, placement: Placement) -> Placement:
 
 
 def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
-    """Returns a rank's time at a core, queueing included, divided by the processor time it wants.
+    """Returns a rank's time at a core, queueing included, divided by the rank's processor time.
 
     Args:
-        sharing: threads that share the core; between whole numbers the result is interpolated.
+        sharing: number of threads that share the core; may be fractional.
         wanted: processor time that a rank wants per step.
-        elsewhere: the part of a step in which the rank does not want the core, in the same unit.
+        elsewhere: time per step in which the rank does not want the core, in the unit of
+            ``wanted``.
     """
     if sharing <= 1 or wanted <= 0:
         return 1.0
@@ -103,7 +101,7 @@ def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
 
 
 def _exchange_ns(steps: ShardedSteps, changed: ShardedChange) -> float:
-    """Returns the helper threads' processor time for the exchanges of the changed step."""
+    """Returns the helper threads' processor time in the changed step."""
     recorded = sum(
         _weight(steps, ChangedCall(call, ranks_of(steps, call), number))
         for number, call in enumerate(steps.calls)
@@ -114,10 +112,7 @@ def _exchange_ns(steps: ShardedSteps, changed: ShardedChange) -> float:
 
 
 def _weight(steps: ShardedSteps, call: ChangedCall) -> float:
-    """Returns a weight proportional to the processor time that a collective costs; 0 if unknown.
-
-    The weight is the geometric mean of the numbers of messages and of bytes that a rank sends.
-    """
+    """Returns a number that is proportional to a collective's processor time; 0 if unknown."""
     if call.call.op not in OPERATIONS:
         return 0.0
     done = work(call.call.op, call.ranks, steps.backend)

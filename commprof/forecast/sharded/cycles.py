@@ -1,10 +1,9 @@
 """Cycles of one rank's recorded steps: when the rank issues collectives and waits for them.
 
 A cycle begins when the rank continues after the last wait of one step, and ends when the rank
-continues after the last wait of the next step. The rank issues collectives and waits for them in
-the same order in every cycle, because the program is the same. Each issue and each wait is stored
-with the rank's own time since the cycle began. Own time is a clock that stops while the rank's
-training thread waits for communication.
+continues after the last wait of the next step. The order of issues and waits is the same in every
+cycle. The times of issues and waits are own times. Own time is counted from the begin of the cycle,
+by a clock that stops while the rank's training thread waits for communication.
 """
 
 from __future__ import annotations
@@ -30,27 +29,25 @@ class RankCycle:
 
     #: Index among the replayed steps.
     step: int
-    #: When the rank continued after the last wait of the previous step, and of this one.
     begin_ns: float
     end_ns: float
-    #: Collectives that the rank issued, in order: their rows in the table of all ranks' calls.
+    #: Rows of the rank's collectives in the table of all ranks' calls, in order of issue.
     rows: tuple[int, ...]
     #: Issues and waits in order, with at most one wait per collective.
     events: tuple[Event, ...]
-    #: Own time from ``begin_ns`` to each event, including time blocked for an unknown reason.
+    #: Own time of each event. It includes the time blocked for an unknown reason.
     own_ns: tuple[float, ...]
-    #: The part of the own time that is in the optimizer.
+    #: Part of each event's own time that the rank spent in the optimizer.
     update_ns: tuple[float, ...]
-    #: For each wait: time from the collective's end until the waiting thread continued; 0 for an
-    #: issue.
+    #: For a wait: time from the collective's end until the thread continued. For an issue: 0.
     extra_ns: tuple[float, ...]
 
 
 def rank_cycles(program: Program, calls: ReplayedCalls, steps: int) -> Iterator[RankCycle]:
-    """Yields one rank's cycles: each from the last wait of a step to the last wait of the next.
+    """Yields one rank's cycles.
 
-    The first replayed step has no cycle. A later step is left out if this step or the step before
-    has no wait, or if the rank waits in the cycle for a collective issued before the cycle.
+    A step has no cycle if the step or the previous step has no wait. A step also has no cycle if
+    the rank then waits for a collective of an earlier step.
     """
     walked = _walked(program, calls)
     last = _last_waits(program, steps)
@@ -71,7 +68,7 @@ class _Walked:
     at_ns: Floats
     #: When the rank continued after each event.
     went_on_ns: Floats
-    #: Sum of the times blocked for an unknown reason before each event.
+    #: Total time blocked for an unknown reason before each event.
     unknown_ns: Floats
 
 
@@ -93,7 +90,7 @@ def _walked(program: Program, calls: ReplayedCalls) -> _Walked:
 
 
 def _last_waits(program: Program, steps: int) -> list[int]:
-    """Returns the event index of each step's last wait for a collective; -1 if it has none."""
+    """Returns the event index of each step's last wait; -1 if the step has none."""
     marks = np.flatnonzero(program.kind == MARK)
     place = dict(zip(program.row[marks].tolist(), marks.tolist(), strict=True))
     waits = np.flatnonzero(program.kind == WAIT)
@@ -140,6 +137,6 @@ def _cycle(
         events=tuple(events),
         own_ns=tuple((own_ns + stands).tolist()),
         update_ns=tuple((updated[places] - updated[begin]).tolist()),
-        # At most the wait's duration: its collective may have ended before the wait began.
+        # Limited to the wait's duration, because the collective may have ended before the wait.
         extra_ns=tuple(np.minimum(program.extra_ns[places], waited).tolist()),
     )

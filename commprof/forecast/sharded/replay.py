@@ -41,7 +41,7 @@ class ShardedReplay(Model):
     schedule: ShardedSteps
 
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, and replays it again for each bootstrap replicate.
+        """Replays a scenario, then again for each bootstrap replicate.
 
         Each replicate draws other recorded steps and has its own fitted costs.
         """
@@ -70,12 +70,7 @@ class ShardedReplay(Model):
         costs: ShardedCosts,
         random: np.random.Generator,
     ) -> tuple[World, list[str], Ints]:
-        """Returns the scenario's world, caveats, and the recorded steps drawn at random.
-
-        Each caveat names a part of the scenario that is outside the measured range. The drawn steps
-        are indices of recorded steps: a row per replayed step, a column per block of ranks (see
-        ``World``).
-        """
+        """Returns the scenario's world, its parts outside the measured range, and drawn steps."""
         recorded, outside = self.schedule.placement, []
         # The optimizer's time is proportional to the rank's share of the parameters.
         update = self.schedule.shard_ranks / changed.shard_ranks
@@ -141,7 +136,6 @@ def _replayed(world: World, costs: Factors, drawn: Ints, outside: list[str]) -> 
 
 
 def _sent_bytes(world: World) -> float:
-    """Returns the bytes that one rank sends in operations whose algorithm is known."""
     backend = world.steps.backend
     return sum(
         work(changed.call.op, changed.ranks, backend).sent * changed.call.size_bytes

@@ -1,7 +1,7 @@
 """Measured steps of a run of FSDP2, HSDP or ZeRO stage 1, in the form that a replay needs.
 
-A wait for a collective that is already complete may be too short to be recorded. Other steps or
-ranks show where the wait belongs: it is placed at its usual position between the events around it.
+A wait for a complete collective may be too short to be recorded. Such a wait is placed at its usual
+position, which other steps or ranks show.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ from commprof.trace.stretches import covered
 
 
 def usual_events(cycles: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """Merges the event orders of all cycles into one order; a cycle is one step of one rank.
+    """Merges the event orders of all cycles into one order.
 
-    Short waits may not be recorded, so it is possible that every cycle lacks some of the events.
-    The orders of single cycles are merged one after the other, the most frequent order first. An
-    order that contradicts the merged order so far is left out.
+    A cycle may lack events, because short waits may not be recorded. The most frequent order is
+    taken first. An order that contradicts the merged order is left out.
     """
     before: dict[Event, set[Event]] = {}
     result: tuple[Event, ...] = ()
@@ -68,10 +67,7 @@ def usual_events(cycles: Sequence[RankCycle]) -> tuple[Event, ...]:
 
 
 def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.int64] | None:
-    """Returns each event's index in ``order``.
-
-    None if ``order`` lacks one of the events, or has the events in another order.
-    """
+    """Returns each event's index in ``order``; None if an event is missing or out of order."""
     place = {event: number for number, event in enumerate(order)}
     if not all(event in place for event in events):
         return None
@@ -80,10 +76,10 @@ def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.i
 
 
 def in_usual_order(cycle: RankCycle, events: Sequence[Event]) -> Floats | None:
-    """Returns the ``own_ns``, ``update_ns`` and ``extra_ns`` of one rank's step (``cycle``).
+    """Returns a cycle's ``own_ns``, ``update_ns`` and ``extra_ns`` (rows) at ``events`` (columns).
 
-    The result has these three rows and a column per entry of ``events``: NaN if ``cycle`` lacks the
-    event. None if ``cycle`` has an event that ``events`` lacks, or has its events in another order.
+    The value is NaN for an event that the cycle lacks. Returns None if the cycle has other events,
+    or another order of events.
     """
     places = _places(cycle.events, events)
     if places is None:
@@ -94,7 +90,7 @@ def in_usual_order(cycle: RankCycle, events: Sequence[Event]) -> Floats | None:
 
 
 def filled(table: Floats) -> Floats:
-    """Fills in missing times (NaN) of a table with a row per cycle and a column per event.
+    """Replaces missing times (NaN) of a table with a row per cycle and a column per event.
 
     A missing time is placed between the nearest known times of its row, at the event's median
     position in other rows. If no known time follows, the last known time is used.
@@ -106,7 +102,7 @@ def filled(table: Floats) -> Floats:
             known_rows = np.flatnonzero(~np.isnan(padded[cycle]))
             before = known_rows[known_rows < event].max()
             after = known_rows[known_rows > event].min(initial=len(padded[cycle]) - 1)
-            if np.isnan(padded[cycle, after]):  # nothing follows in this cycle
+            if np.isnan(padded[cycle, after]):
                 result[cycle, event] = padded[cycle, before]
                 continue
             begin, end = padded[cycle, [before, after]]
@@ -115,7 +111,7 @@ def filled(table: Floats) -> Floats:
 
 
 def _share(table: Floats, before: int, event: int, after: int) -> float:
-    """Returns an event's median relative position between two others, from 0 to 1."""
+    """Returns an event's median relative position between two other events, from 0 to 1."""
     length = table[:, after] - table[:, before]
     part = (table[:, event] - table[:, before])[length > 0] / length[length > 0]
     part = part[~np.isnan(part)]
@@ -124,8 +120,8 @@ def _share(table: Floats, before: int, event: int, after: int) -> float:
 
 Floats = npt.NDArray[np.float64]
 
-#: Ranks that take part in a collective: all, those of one copy of the model, those that hold the
-#: same part of the model, or each rank by itself.
+#: Groups of ranks that take part in a collective: all ranks, the ranks of one copy of the model,
+#: the ranks that hold the same part of the model, or single ranks.
 ALL, SHARD, REPLICATE, ALONE = "all", "shard", "replicate", "alone"
 _SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor")))
 
@@ -134,7 +130,7 @@ _SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tens
 class ShardedCall:
     """One collective of a step."""
 
-    #: Name as in ``algorithms.OPERATIONS``, or another operation's own name.
+    #: Name in ``algorithms.OPERATIONS``, or the name of another operation.
     op: str
     #: Size as defined by nccl-tests.
     size_bytes: float
@@ -142,7 +138,7 @@ class ShardedCall:
     among: str
     #: Bytes of an element; 0 if unknown.
     item_bytes: int
-    #: True if a backward pass issued it.
+    #: True if a backward pass issued the collective.
     in_backward: bool
 
 
@@ -151,10 +147,10 @@ class ShardedSteps(RecordedSteps):
     """Recorded steps of sharded training; times in ns."""
 
     calls: tuple[ShardedCall, ...]
-    #: Issues and waits, in the order that all ranks have in common.
+    #: Issues and waits, in the same order on all ranks.
     events: tuple[Event, ...]
-    #: [steps, ranks, events]: as in ``RankCycle``; but to ``own_ns`` is added the begin of this
-    #: rank's cycle minus the latest begin among the step's ranks (0 or negative).
+    #: [steps, ranks, events]: as in ``RankCycle``, but ``own_ns`` counts from the time when the
+    #: last rank began the cycle.
     own_ns: Floats
     update_ns: Floats
     #: [steps, ranks]: own time outside of the optimizer: data, forward and backward.
@@ -165,34 +161,33 @@ class ShardedSteps(RecordedSteps):
     transfer_ns: Floats
     #: Number of ranks that share one copy of the model.
     shard_ranks: int
-    #: Processor time that training threads wanted, divided by the time they got; above 1 if cores
-    #: were short, NaN if unknown. If known, ``placement.busy`` counts the time that they wanted.
+    #: Processor time that training threads wanted, divided by the time that they got; NaN if
+    #: unknown.
     lacked: float = float("nan")
     #: Number of backward passes of a step.
     passes: int = 1
-    #: Processor time of a rank's helper threads per step, such as the backend's; 0 if unknown.
+    #: Processor time of a rank's helper threads per step; 0 if unknown.
     helpers_ns: float = 0.0
 
     @property
     def units(self) -> int:
-        """Number of FSDP2's units, counted as reduce-scatters of a step; 0 for other strategies."""
+        """Number of reduce-scatters in a step, one per unit of FSDP2; 0 for other strategies."""
         return sum(call.op == "reduce_scatter" for call in self.calls)
 
 
 def ranks_among(among: str, world_size: int, shard_ranks: int) -> int:
     """Returns the number of ranks in each group that issues a collective.
 
-    ``among`` is one of ALL, SHARD, REPLICATE and ALONE; ``shard_ranks`` ranks share each copy of
-    the model.
+    ``among`` is one of ALL, SHARD, REPLICATE and ALONE.
     """
     copies = world_size // shard_ranks
     return {ALL: world_size, SHARD: shard_ranks, REPLICATE: copies, ALONE: 1}[among]
 
 
 def passes_of(steps: RecordedSteps, scenario: Scenario) -> float:
-    """Returns the scenario's backward passes per step, divided by those of a recorded step.
+    """Returns a scenario's number of backward passes per step, divided by the recorded number.
 
-    1 if the scenario does not set them, or if the steps are not sharded.
+    Returns 1 if the scenario does not set the number, or if the steps are not sharded.
     """
     if scenario.accumulate is None or not isinstance(steps, ShardedSteps):
         return 1.0
@@ -219,8 +214,7 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
     """Reads the sharded steps of one world size.
 
     Raises:
-        CommprofError: ranks or a common clock are missing, a trial switched settings between the
-            steps, or too few steps are alike.
+        CommprofError: the run's steps cannot be predicted; the message gives the reason.
     """
     name = checked_name(run)
     seen = measured_world(run)
@@ -246,10 +240,9 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
 
 
 def _alike(by_rank: Sequence[dict[int, RankCycle]], seen: MeasuredWorld) -> list[list[RankCycle]]:
-    """Returns the steps that issue the most common sequence of collectives, with a cycle per rank.
+    """Returns the steps that have the most common collectives, with a cycle per rank.
 
-    A sequence consists of operations, element types and sizes, and must be equal on all ranks of a
-    step. Empty if the ranks agree in no step.
+    The operations, element types and sizes must be equal on all ranks of a step.
     """
     table = np.stack([_column(seen, name) for name in ("op", "dtype", "bytes_in", "bytes_out")])
     whole = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
@@ -276,9 +269,9 @@ def _steps(
     rows = [rows[n] for n in kept]
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
-            f"only {len(rows)} steps waited for their collectives in the same order on all ranks; "
-            f"a prediction needs {LEAST_STEPS}: record more steps (possible reason: the streams "
-            "of a GPU wait in a different order on each rank)"
+            f"in only {len(rows)} steps, all ranks waited for their collectives in the same order; "
+            f"a prediction needs {LEAST_STEPS}: record more steps. Possible reason: the streams of "
+            "a GPU wait in a different order on each rank"
         )
     # [steps, ranks, (own, update, extra), events]
     values = np.array([ordered[n] for n in kept], dtype=np.float64)
@@ -332,11 +325,9 @@ def _helpers_ns(seen: MeasuredWorld) -> float:
 
 
 def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
-    """Returns two ratios: wanted CPU time / time without waits, and wanted / used CPU time.
+    """Returns the ratios ``busy`` and ``lacked``; NaN if unknown.
 
-    A training thread wanted the CPU time that it used plus its run delay. Both ratios are medians
-    over ranks and over the intervals between ends of backward passes. Both are NaN if CPU times
-    were not recorded. The second is also NaN if no run delays were recorded.
+    A training thread wanted the CPU time that it used, plus its run delay.
     """
     shares = []
     for trace in seen.traces:
@@ -360,7 +351,7 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
 def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:
     """Returns the sum of the amounts between each two successive borders.
 
-    ``at_ns`` holds the time of each amount. An amount at a border counts after this border.
+    ``at_ns`` holds the time of each amount.
     """
     place = np.searchsorted(borders_ns, at_ns, side="right")
     total = np.bincount(place, weights=amount_ns, minlength=len(borders_ns) + 1)
@@ -370,10 +361,9 @@ def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:
 def _transfers(seen: MeasuredWorld, calls: ReplayedCalls, rows: list[list[RankCycle]]) -> Floats:
     """Returns the time of each transfer in ns, as ``[step, rank, collective]``.
 
-    A transfer begins when all ranks that the collective depends on have issued it, and all
-    collectives that the rank issued earlier in the same group have ended. If one of those ended
-    later than the collective itself, the transfer's time is 0: the two are assumed to share a link
-    and to end together.
+    A transfer begins when all ranks that the collective depends on have issued it, and earlier
+    collectives of the group have ended. A transfer's time is 0 if an earlier collective ended
+    later: the two collectives are assumed to share a link and to end together.
     """
     transfer, end = calls.transfer_ns, calls.end_ns
     group = seen.matching.group
@@ -446,11 +436,6 @@ def _shard_ranks(
     row: Sequence[RankCycle],
     sharded_calls: Sequence[ShardedCall],
 ) -> int:
-    """Returns the number of ranks that share one copy of the model.
-
-    This is the size of the groups that gather parameters. Without such groups it is 1 if each rank
-    gathers by itself, and the world size otherwise.
-    """
     sharded = [n for n, call in enumerate(sharded_calls) if call.among == SHARD]
     if sharded:
         return len(_members(seen, row, sharded[0])[0])

@@ -20,18 +20,18 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of a scenario, with the recorded steps as the scenario's ``change`` alters them.
+    """All ranks of a scenario, whose steps are drawn from the recorded steps.
 
-    The ranks are divided into blocks, each of at most as many ranks as were recorded. In a drawn
-    step, each block takes its times from one recorded step, chosen at random.
+    The ranks are divided into blocks, which have at most as many ranks as the recorded run. In a
+    drawn step, each block has the times of a recorded step that was chosen at random.
     """
 
     steps: ShardedSteps
     change: ShardedChange
     world_size: int
-    #: Factor by which the optimizer's time, without its waiting, changes.
+    #: Factor for the time that a rank works in the optimizer.
     update: float
-    #: Effect of more or fewer ranks per core than recorded.
+    #: Change of the times if another number of ranks shares a core.
     crowding: Crowding = field(default_factory=Crowding)
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
@@ -64,10 +64,7 @@ class World:
         return np.stack(whole) + self.crowding.longer_ns
 
     def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
-        """Returns the index of a scenario rank's data in the arrays of ``steps``.
-
-        The index consists of a recorded step for each drawn step, and one recorded rank.
-        """
+        """Returns the recorded steps and the recorded rank from which a rank's times are taken."""
         return drawn[:, rank // self.steps.world_size], rank % self.steps.world_size
 
     def _own(self, drawn_at: tuple[Ints, int]) -> Floats:
@@ -77,29 +74,17 @@ class World:
         return result
 
     def _more_passes(self, drawn_at: tuple[Ints, int]) -> Floats:
-        """Returns the time in ns of the passes that the scenario adds, per step drawn at random.
-
-        The time excludes waiting for communication. It is 0 if the scenario adds no pass.
-        ``drawn_at`` selects a rank and its drawn steps, see ``_of``.
-        """
+        """Returns the own time in ns of the passes that the scenario adds, per drawn step."""
         added = self.change.passes - self.steps.passes
         return added * self._pass_ns(drawn_at)
 
     def _pass_ns(self, drawn_at: tuple[Ints, int]) -> Floats:
-        """Returns the time in ns of one pass (data, forward, backward), per step drawn at random.
-
-        The time excludes waiting for communication. ``drawn_at`` selects a rank and its drawn
-        steps, see ``_of``.
-        """
+        """Returns the own time in ns of one pass, per drawn step."""
         result: Floats = self.crowding.own * self.steps.pass_ns[drawn_at]
         return result
 
     def _transfers(self, drawn_at: tuple[Ints, int]) -> Floats:
-        """Returns one rank's recorded transfer times in ns, as ``[collective, drawn step]``.
-
-        Each collective of the scenario's step has the time of the recorded collective that it is
-        derived from. ``drawn_at`` selects the rank and its drawn steps, see ``_of``.
-        """
+        """Returns a rank's recorded transfer times in ns, as ``[collective, drawn step]``."""
         recorded = [call.recorded for call in self.change.calls]
         result: Floats = self.steps.transfer_ns[drawn_at][:, recorded].T
         return result
@@ -117,8 +102,8 @@ class World:
             rank=rank,
             begin_ns=0,
             until_ns=0,
-            # The time of the step's end (MARK) is derived from the recorded step's last event, even
-            # if the scenario drops this event.
+            # The step ends at the recorded step's last event, even if the scenario drops this
+            # event.
             own_ns=np.concatenate(
                 [own_ns[:, places].T + passes * self._pass_ns(drawn_at), until_ns[np.newaxis]]
             ),

@@ -1,11 +1,12 @@
-"""Joins the collectives of FSDP2 blocks that are wrapped together: fewer calls, each larger.
+"""Joins the collectives of FSDP2 blocks that one ``fully_shard`` wraps together.
 
-A unit holds the parameters that one ``fully_shard`` gathers at once. The units of a recorded step
-are recognised from the order of its all-gathers: backward gathers the units of forward again, in
-reverse order. If backward has one all-gather fewer than forward, the first all-gather of forward is
-the root module's: its parameters stay gathered. If backward has as many all-gathers as forward,
-each of them counts as a block's. In backward, a unit's all-gather is issued when the unit before it
-begins, and its gradients are reduced when the unit itself ends.
+A unit is a group of blocks whose parameters FSDP2 gathers in one all-gather. The units of a
+recorded step are recognised from its all-gathers: backward gathers the units of forward again, in
+reverse order. If backward has one all-gather fewer, the first all-gather of forward belongs to the
+root module, whose parameters stay gathered.
+
+In backward, a unit's all-gather is issued when the preceding unit begins. The unit's gradients are
+reduced when the unit ends.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from commprof.forecast.sharded.steps import REPLICATE, ShardedCall, ShardedSteps
 
 @dataclass
 class Wrapped:
-    """Changes to the recorded collectives, by index, if blocks are wrapped differently."""
+    """Changes to the recorded collectives, which are given by their indices."""
 
-    #: Collectives that disappear, because another one carries their whole unit.
+    #: Collectives that another collective replaces.
     dropped: set[int] = field(default_factory=set)
-    #: Collectives that carry a whole unit.
+    #: Collectives of whole units.
     calls: dict[int, ShardedCall] = field(default_factory=dict)
-    #: Event index at which an all-gather is issued, if it is issued earlier than recorded.
+    #: For each all-gather that is issued earlier than recorded: the event at which it is issued.
     issued_at: dict[int, int] = field(default_factory=dict)
 
 
@@ -69,8 +70,8 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
         again = [backward[count - 1 - block] for block in reversed(unit)]
         _joined(steps, again, 0, result)
         if len(before) > 1 and _is_prefetched(steps, again[0], reduced[0][count - unit.stop - 1]):
-            # This unit's gather is prefetched when the preceding unit begins. At that moment of the
-            # recorded step, the rank issued the gather of the preceding unit's second block.
+            # The all-gather is prefetched when the preceding unit begins. In the recorded step, the
+            # all-gather of the preceding unit's second block was issued at this time.
             result.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
         for numbers in reduced:
             _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, result)

@@ -1,1 +1,1 @@
-"""Questions that a replay answers: more ranks, other links, other buckets."""
+"""Predictions for other settings: more ranks, other links, other buckets."""

@@ -22,12 +22,10 @@ from commprof.forecast.what_if.optimize import PredictedCandidate, Search, optim
 
 @dataclass(frozen=True)
 class AmdahlFit:
-    """Amdahl's law fitted to measured throughput: one parameter, and its residuals.
+    """Amdahl's law, fitted to measured throughput.
 
-    speed-up(n) = 1 / ((1 - p) + p / n) over one rank (Amdahl, AFIPS 1967). Hence ``1 / speed-up``
-    is a straight line in ``1 / n`` that is 1 at one rank; this line is fitted by least squares.
-    Speed-up is the ratio of samples per second, also under weak scaling. So the law describes the
-    time per sample, not the time per step.
+    speed-up(n) = 1 / ((1 - p) + p / n) over one rank (Amdahl, AFIPS 1967). Speed-up is the ratio of
+    samples per second, under weak scaling too.
     """
 
     #: Share of the work that is divided among ranks, from 0 to 1.
@@ -42,11 +40,11 @@ class AmdahlFit:
 
     @property
     def limit(self) -> float:
-        """Speed-up that no number of ranks exceeds."""
+        """Limit of the speed-up as the number of ranks grows."""
         return float("inf") if self.parallel >= 1 else 1 / (1 - self.parallel)
 
     def speedup(self, ranks: int) -> float:
-        """Fitted speed-up over one rank."""
+        """Returns the fitted speed-up of ``ranks`` ranks over one rank."""
         return 1 / ((1 - self.parallel) + self.parallel / ranks)
 
 
@@ -57,8 +55,7 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
         samples_per_s: throughput by world size; must include 1 rank.
 
     Raises:
-        CommprofError: there is no throughput of 1 rank, which speed-ups are relative to, or there
-            are fewer than two other world sizes. A fit to one other size would leave no residual.
+        CommprofError: the throughput of 1 rank, or of two other world sizes, is missing.
     """
     if 1 not in samples_per_s or len(samples_per_s) < 3:
         sizes = ", ".join(map(str, sorted(samples_per_s))) or "none"
@@ -82,10 +79,9 @@ class Answer:
     """Prediction of one scenario, with its cost and the search for a better setting."""
 
     prediction: Prediction
-    #: Predicted step time. If the model's error on held-out settings is known, it widens the
-    #: interval.
+    #: Predicted step time. Its interval includes the model's error on held-out settings, if known.
     interval_s: Estimate
-    #: None without a price, or if the run does not record the samples of a step.
+    #: None if no price is given, or if the run does not record the samples of a step.
     cost: PredictedCost | None
     #: Bytes that one rank sends per epoch; NaN if the run does not record an epoch's samples.
     epoch_sent_bytes: float
@@ -94,7 +90,7 @@ class Answer:
 
     @property
     def candidates(self) -> tuple[PredictedCandidate, ...]:
-        """Candidate settings, the best first; empty unless asked for."""
+        """Candidate settings, the best first; empty without a search."""
         return () if self.search is None else self.search.candidates
 
     @property
@@ -116,7 +112,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Best:
-    """The setting with the shortest predicted step; users can run it to check the prediction."""
+    """The setting with the shortest predicted step."""
 
     candidate: PredictedCandidate
     #: The candidate's step time with its interval, as in ``Answer``.
@@ -132,13 +128,11 @@ class Answers:
     #: None if there is no held-out check.
     error: ModelError | None
     amdahl: AmdahlFit | None
-    #: What was not checked or computed, and why. Without held-out checks, also the errors of the
-    #: fitted costs.
+    #: Notes for the user, such as reasons why something was not checked or computed.
     notes: tuple[str, ...]
     #: True if parameters, gradients or optimizer state are sharded.
     is_sharded: bool = False
-    #: Changed setting with the shortest step; None if no scenario changes a setting, or the
-    #: recorded setting cannot be predicted.
+    #: Changed setting with the shortest step; None if there is nothing to compare.
     best: Best | None = None
 
 
@@ -155,10 +149,10 @@ def answer(
     Args:
         replay: model of the recorded step.
         scenarios: settings to predict.
-        recorded: all world sizes of the run, for Amdahl's law and the fit of compute to the batch.
-        others: recorded settings other than the one that ``replay`` was made from.
+        recorded: all world sizes of the run.
+        others: recorded settings that ``replay`` was not made from.
         over: names of the settings to search, from ``optimize.CHOICES``; None for no search.
-        price_per_host_hour: NaN for no cost.
+        price_per_host_hour: price of a host per hour; NaN if not given.
 
     Raises:
         CommprofError: a scenario cannot be predicted from what was measured.
@@ -187,7 +181,8 @@ def _best(replay: Model, answers: Sequence[Answer], error: ModelError | None) ->
     worst = math.nan if error is None else error.worst
     scenarios = [answer.prediction.scenario for answer in answers]
     if answers[0].search is not None:
-        # A search's gains are relative to its own first setting, which may not be the recorded one.
+        # The gains of a search are relative to its first setting, which may not be the recorded
+        # one.
         searched = (answer.prediction.scenario for answer in answers[0].candidates)
         scenarios = [scenario for scenario in searched if scenario.changes_settings][:1]
     chosen = shortest(replay, scenarios, worst) if scenarios else None
@@ -195,7 +190,6 @@ def _best(replay: Model, answers: Sequence[Answer], error: ModelError | None) ->
 
 
 def _fit_errors(replay: Model) -> list[str]:
-    """Describes the errors of the fitted costs on sizes and world sizes left out of the fit."""
     found = []
     for name, link in replay.profile.links.items():
         curve = link.curves.get("all_reduce")

@@ -1,11 +1,12 @@
 """Writes a recorded run as MLCommons Chakra execution traces, one per rank, for simulators.
 
-Each rank's file is a sequence of protobuf messages, each preceded by its length: one
-``GlobalMetadata``, then the ``Node`` messages, as ``chakra/schema/protobuf/et_def.proto`` defines
-and ASTRA-sim reads them. A step becomes a chain of compute nodes, and one collective node for each
-bucket. A compute node ends where a bucket became ready; the bucket's collective node depends on it.
-The next step's first node depends on this step's last compute node and collectives.
-The simulator itself decides which communication is hidden.
+A rank's file is a sequence of protobuf messages, each preceded by its length. The first message is
+a ``GlobalMetadata``, the others are ``Node`` messages, as defined in
+``chakra/schema/protobuf/et_def.proto``. ASTRA-sim reads such files.
+
+A step becomes a chain of compute nodes, with one collective node for each bucket. A compute node
+ends when a bucket is ready, and the bucket's collective node depends on this compute node. The
+first node of the next step depends on the last compute node and on the collectives of this step.
 """
 
 from __future__ import annotations
@@ -56,9 +57,8 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
     """Writes ``commprof.RANK.et`` for each rank of a recorded world size; returns the files.
 
     Raises:
-        CommprofError: a rank is missing, device times were not recorded, a trial switched settings
-            between the steps, the run has a compressor, no step can be written, a file exists
-            already, or files cannot be written. Files that this call wrote are then removed again.
+        CommprofError: the run cannot be written as Chakra traces, a file exists already, or files
+            cannot be written. Files that this call wrote are then removed again.
     """
     checked_name(run, "a simulator", "simulated")
     traces = timed_traces(run)
@@ -164,7 +164,7 @@ def _timed(
 
 
 def encode(nodes_of_rank: Sequence[Node], rank: int, world_size: int) -> bytes:
-    """Encodes one rank's trace as a file."""
+    """Returns the content of one rank's file."""
     about: tuple[Attribute, ...] = (
         ("schema", "chakra"),
         ("written_by", "commprof"),

@@ -1,1 +1,1 @@
-"""Figures of a running job's steps and collectives, updated as records arrive."""
+"""Computes figures of a running job's steps and collectives."""

@@ -1,4 +1,4 @@
-"""Writes the summary of this host's ranks; reads the figures of ranks in other hosts' summaries."""
+"""Writes this host's summary, and reads the states of ranks from other hosts' summaries."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ from commprof.trace.summary_sum import MOST_OPERATIONS, coarser, document, short
 #: The operation whose latencies are written for each rank.
 _OPERATION: Final = "all_reduce"
 _STATUSES: Final = ("", "running", "ended", "gone")
-#: Fields of a rank's state that are written as they are.
 _PLAIN: Final = ("rank", "step", "plain_bytes", "sent_bytes", "dropped", "trace_bytes")
-#: Types of the parts of a rank's state; each part may be missing. The key is the first word in the
-#: names of the part's figures, such as ``total.steps``.
+#: Type of each part of a rank's state. The part's name begins the names of its figures, such as
+#: ``total.steps``. A part may be missing.
 _PARTS: Final[dict[str, type]] = {
     "total": StepTimes,
     "recent": StepTimes,
@@ -47,7 +46,7 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True)
 class WrittenBy:
-    """Facts on a monitor and its job when it writes a summary."""
+    """The monitor that writes a summary, and its job."""
 
     host: str
     attempt: int
@@ -61,10 +60,10 @@ class WrittenBy:
 
 
 def host_content(ranks: Sequence[RankState], parts: Sequence[SummaryPart], by: WrittenBy) -> bytes:
-    """Returns the content of a host's file, which fits into ``MOST_BYTES``.
+    """Returns the content of this host's summary file, at most ``MOST_BYTES`` long.
 
     Args:
-        ranks: state of the host's ranks that have a summary, in order.
+        ranks: states of the ranks that have a summary, sorted by rank.
         parts: summaries of these ranks, in the same order.
         by: the monitor that writes the file.
     """
@@ -105,7 +104,7 @@ def _fitting(
     names: Sequence[str],
     groups: Mapping[tuple[str, int], int],
 ) -> bytes:
-    """Returns the file with ``content`` and the ranks' summed summary, ``whole``.
+    """Returns the content of the file; ``whole`` is the sum of the ranks' summaries.
 
     Merges operations, and then buckets of histograms, until the file is small enough.
     """
@@ -135,10 +134,9 @@ def _fitting(
 def _operations(
     parts: Sequence[SummaryPart], names: dict[str, int], groups: dict[tuple[str, int], int]
 ) -> Iterator[OperationSummary]:
-    """Yields the operations of all ranks, with new codes and group ids, the same for all ranks.
+    """Yields the operations of all ranks, with codes and group ids that all ranks share.
 
-    Adds each operation's name with its new code to ``names``, and each group with its new id, from
-    1, to ``groups``.
+    Adds the new codes to ``names`` and the new group ids to ``groups``.
     """
     names["other"] = 0
     for part in parts:
@@ -153,10 +151,10 @@ def _operations(
 
 
 def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[int]:
-    """Returns the rows of the ranks to list.
+    """Returns the indices of the ranks to list.
 
-    All ranks are listed if there are few. Of many ranks, those with the most own work are listed,
-    and some others, which are equally spaced in the order of ranks.
+    If there are too many ranks, chooses the ranks with the most own work and an evenly spaced
+    sample of all ranks.
     """
     if len(ranks) <= MOST_LISTED:
         return list(range(len(ranks)))
@@ -166,7 +164,7 @@ def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[in
 
 
 def _longest(part: SummaryPart) -> list[int]:
-    """Returns pairs of rank and time in ns, flat: the ranks for which this rank waited longest."""
+    """Returns the ranks for which this rank waited longest: rank, ns, rank, ns, ..."""
     pairs = part.waited_ns[0]
     longest = np.argsort(-pairs[:, 1], kind="stable")[:MOST_WAITED_FOR]
     flat: list[int] = pairs[longest].ravel().tolist()
@@ -178,7 +176,6 @@ def _names(states: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _figures(rank: RankState) -> dict[str, Any]:
-    """Returns the figures of one rank by name; figures of a missing part are left out."""
     parts = {
         "total": rank.total,
         "recent": rank.recent,
@@ -199,7 +196,6 @@ def _figures(rank: RankState) -> dict[str, Any]:
 
 
 def _short(value: float) -> float | None:
-    """Returns an integer as it is, another number with few digits; None if it is not finite."""
     if isinstance(value, int):
         return value
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
@@ -208,10 +204,10 @@ def _short(value: float) -> float | None:
 def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[RankState]:
     """Yields the states of the ranks that a host's summary lists.
 
-    The status of the ranks is unknown if the host's next summary is overdue (``host.missing``).
+    If the host's next summary is overdue (``host.missing``), the status of its ranks is empty.
 
     Args:
-        host: the host; nothing is yielded if it has no summary.
+        host: the host. Without a summary, the result is empty.
         waited_for_s: time that the other ranks waited for each rank.
 
     Raises:
@@ -255,9 +251,9 @@ def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[R
 
 
 def _column(columns: Mapping[str, list[float]], name: str, count: int) -> list[float]:
-    """Returns a column of ``count`` values; all are NaN if the column is missing.
+    """Returns a column of ``count`` values; NaN values if the column is missing.
 
-    Raises ValueError if a column of ``_PLAIN``, which every summary has, is missing.
+    Raises ValueError if a column of ``_PLAIN`` is missing.
     """
     if name in _PLAIN and name not in columns:
         raise ValueError(f"figures.{name} is missing")
@@ -265,7 +261,6 @@ def _column(columns: Mapping[str, list[float]], name: str, count: int) -> list[f
 
 
 def _part(prefix: str, values: Sequence[float]) -> Any:
-    """Makes one part of a rank's state; None if its first figure, a count, is not known."""
     if math.isnan(values[0]):
         return None
     kind = _PARTS[prefix]

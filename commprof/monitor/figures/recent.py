@@ -1,4 +1,4 @@
-"""Totals, recent steps and operations of a job in full mode, updated with each new step."""
+"""Counts the steps and operations of a job that records in full mode."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ from commprof.units import NS_PER_S, ns_to_s, us_to_ns
 
 Floats = npt.NDArray[np.float64]
 
-#: Parts of a breakdown, in the order of ``StepTimes`` without its first field.
+#: Parts of a step, in the order of the fields of ``StepTimes`` after ``steps``.
 _PARTS: Final = (
     *("wall", "data", "forward", "backward", "optimizer", "other"),
     *("exposed", "wait", "transfer", "unsplit", "hidden"),
 )
 _EXPOSED, _WAIT, _TRANSFER = (_PARTS.index(name) for name in ("exposed", "wait", "transfer"))
-#: A late rank is named only if there are at least this many recent steps.
 _FEWEST_FOR_LATE: Final = 10
 
 
 class RecentSteps:
-    """Totals and recent means of the steps of a fixed set of ranks."""
+    """Step times of a fixed set of ranks: totals and recent means."""
 
     def __init__(self, world_size: int) -> None:
-        """Starts with no steps; ``world_size`` is the job's."""
+        """Starts with no steps; ``world_size`` is the number of ranks of the job."""
         self._world_size = world_size
         self._ranks: tuple[int, ...] = ()
         self._steps = 0
@@ -50,17 +49,17 @@ class RecentSteps:
         self._total: Floats = np.zeros((0, len(_PARTS)))
         #: Total time in ns that other ranks waited for each rank.
         self._waited_for: Floats = np.zeros(world_size)
-        #: For each recent step, times in ns: parts as ``[rank, part]``, own work as ``[rank,
-        #: origin]``, waiting that each rank caused as ``[rank, cause]``, and the step's duration.
+        #: Times of each recent step in ns: parts ``[rank, part]``, own work ``[rank, origin]``,
+        #: caused waiting ``[rank, cause]``, and duration.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
-        #: For each of these steps, the pairs of ranks of which one waited for the other, as
-        #: ``waiting rank * world_size + awaited rank``; and the waiting time of each pair in ns.
+        #: For each recent step, pairs of ranks as ``waiting rank * world_size + awaited rank``, and
+        #: the waiting time of each pair in ns.
         self._pairs: deque[tuple[Ints, Floats]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
 
     def add(self, new: NewSteps) -> None:
-        """Counts new steps."""
+        """Adds new steps."""
         if not self._ranks:
             self._ranks = new.ranks
             self._total = np.zeros((len(new.ranks), len(_PARTS)))
@@ -90,13 +89,13 @@ class RecentSteps:
         return ns_to_s(float(self._waited_for[rank])) if is_known else math.nan
 
     def total(self, rank: int) -> StepTimes | None:
-        """Sums of a rank's times over all steps, recent or not; None if the rank has no steps."""
+        """Returns the sums of a rank's times over all steps; None if the rank has no steps."""
         if rank not in self._ranks:
             return None
         return _times(self._steps, self._total[self._ranks.index(rank)])
 
     def recent(self, rank: int) -> StepTimes | None:
-        """Means of a rank's times over the recent steps; None if the rank has none."""
+        """Returns the means of a rank's times over recent steps; None if the rank has no steps."""
         if rank not in self._ranks:
             return None
         row = self._ranks.index(rank)
@@ -115,7 +114,6 @@ class RecentSteps:
         return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "", found.waiting_ranks)
 
     def _waiting_pairs(self, new: NewSteps, row: int) -> tuple[Ints, Floats]:
-        """Returns the entry of ``self._pairs`` for the step with index ``row`` in ``new``."""
         waited = np.zeros((self._world_size, self._world_size))
         for rank, part in zip(new.ranks, new.parts, strict=True):
             waited[rank] = part.caused[row : row + 1].by_rank_ns(without=NO_CORE)
@@ -123,7 +121,6 @@ class RecentSteps:
         return pair, waited.ravel()[pair]
 
     def _find_late(self) -> None:
-        """Finds the late rank by the same rules as ``analysis.world``."""
         self._late = None
         if len(self._recent) < _FEWEST_FOR_LATE or len(self._ranks) != self._world_size:
             return
@@ -145,15 +142,13 @@ def _times(steps: int, values_ns: Sequence[float] | Floats) -> StepTimes:
     return StepTimes(steps, *(ns_to_s(float(value)) for value in values_ns))
 
 
-#: For recent figures, at most this many latencies are kept per rank and operation, and this many
-#: transfers per operation.
+#: Largest number of latencies kept for each rank and operation, and of transfers kept for each
+#: operation.
 _MOST_RECENT: Final = 2048
 
 
 @dataclass
 class _Operation:
-    """Counts and latencies of one kind of operation on one rank."""
-
     calls: int = 0
     bytes: int = 0
     timed: int = 0
@@ -162,16 +157,16 @@ class _Operation:
 
 
 class RecentOperations:
-    """Recent calls of all followed ranks, by operation."""
+    """Counts the calls of all followed ranks, by operation."""
 
     def __init__(self, expected_s: ExpectedTime | None) -> None:
         """Starts empty.
 
-        ``expected_s``: predicts a call's time from a machine profile, if there is one.
+        ``expected_s`` predicts a call's time from a machine profile; None without a profile.
         """
         self._expected_s = expected_s
         self._found: dict[tuple[int, str], _Operation] = {}
-        #: By operation, for each call: bytes on the bus, transfer time, and predicted time (ns).
+        #: Calls of each operation: bytes on the bus, transfer time (ns), predicted time (ns).
         self._transfers: dict[str, deque[tuple[float, float, float]]] = {}
 
     def add(self, new: NewSteps) -> None:
@@ -193,11 +188,11 @@ class RecentOperations:
             self._transfer(name, of_op, inside)
 
     def of_rank(self, rank: int) -> dict[str, OperationState]:
-        """Figures of one rank by operation."""
+        """Returns the figures of one rank, by operation."""
         return {op: _state(operation) for (of, op), operation in self._found.items() if of == rank}
 
     def bandwidth(self) -> dict[str, Bandwidth]:
-        """Bandwidth by operation, from the calls whose transfer time is known for all ranks."""
+        """Returns the bandwidth of recent calls, by operation."""
         result = {}
         for op, transfers in self._transfers.items():
             moved, took_ns, expected_ns = np.array(transfers).T
@@ -220,9 +215,9 @@ class RecentOperations:
         operation.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
 
     def _transfer(self, op: str, calls: Calls, inside: set[int]) -> None:
-        """Counts each transfer once: all ranks of a call have the same transfer time.
+        """Adds the transfer of each call once, although several ranks recorded the call.
 
-        ``inside`` has the indices of the groups within one host.
+        ``inside`` holds the indices of the groups on one host.
         """
         once = calls if OPS.index(op) in POINT_TO_POINT else rows_of(calls, _by_lowest_rank(calls))
         timed = rows_of(once, (once.times.common_transfer_ns > 0) & (once.size_bytes > 0))
@@ -243,14 +238,12 @@ class RecentOperations:
             del self._transfers[op]
 
     def _expected_ns(self, op: str, size_bytes: int, ranks: int, same_host: bool) -> float:
-        """Time that the machine profile, if any, predicts; NaN for calls that it does not cover."""
         if self._expected_s is None:
             return math.nan
         return self._expected_s(op, size_bytes, ranks, same_host) * NS_PER_S
 
 
 def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
-    """Returns the indices of the process groups on one host, all of whose ranks recorded calls."""
     matching = world.matching
     host = dict(zip(world.ranks, host_of_each(world.traces), strict=True))
     hosts: dict[int, list[Host | None]] = {}
@@ -266,7 +259,6 @@ def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
 
 
 def _by_lowest_rank(calls: Calls) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the calls that the lowest rank of the group made."""
     _, of_call = np.unique(calls.group, return_inverse=True)
     lowest = np.full(of_call.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, of_call, calls.rank)

@@ -1,8 +1,8 @@
-"""Steps of a running job: each is analysed once, as soon as all ranks have completed it.
+"""Analyses each step of a running job once, as soon as all ranks have completed the step.
 
-The analysis is that of the report (:mod:`commprof.analysis.step.measured`), applied to the records
-of the new steps. A step counts only when all its records have certainly arrived: records of
-different threads arrive up to a flush interval (0.2 s) apart.
+The analysis is the same as the report's (:mod:`commprof.analysis.step.measured`). A step is
+analysed only when all its records have arrived: records of different threads arrive up to a flush
+interval (0.2 s) apart.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase, Records
 
-#: Two flush intervals. Once a rank's newest record has arrived, so have all of the rank's records
-#: that are older by this much.
+#: Two flush intervals. Records that are this much older than a rank's newest record have arrived.
 SETTLED_NS = 400_000_000
 #: A rank without new records for this long has flushed all of its records.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
-#: At most this many records of a rank, 16 MiB in all, wait for other ranks to catch up or for the
-#: step to end. If there are more after all complete steps were taken out, the oldest are dropped.
+#: Largest number of a rank's records (16 MiB) that are kept until all ranks have completed their
+#: step. If there are more, the oldest records are dropped.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
 
@@ -45,15 +44,13 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 class NewSteps:
     """Steps that all followed ranks completed since the previous ``StepFollower.advance``."""
 
-    #: Global ranks.
     ranks: tuple[int, ...]
-    #: Breakdown of each rank's steps.
     parts: RankParts
-    #: Traces of these steps, with some records around them.
+    #: Traces of these steps. They may also hold earlier and later records.
     world: MeasuredWorld
     #: Indices of the steps, in the traces of ``world``.
     numbers: Ints
-    #: Number of the job's steps before these traces. ``numbers`` plus this are the step indices in
+    #: Number of the job's steps before these traces. Add it to ``numbers`` to get step indices in
     #: the job.
     before: int
 
@@ -66,17 +63,17 @@ class StepFollower:
 
         Args:
             world_size: number of ranks of the job, including ranks that cannot be followed.
-            settled_ns: all records that are at least this much older than a rank's newest record
-                are assumed to have arrived.
+            settled_ns: records that are this much older than a rank's newest record count as
+                complete.
         """
         self._world_size = world_size
         self._settled_ns = settled_ns
         self._pending: dict[int, _Pending] = {}
-        #: Last step returned.
+        #: Number of the last step returned; -1 before the first.
         self._done = -1
-        #: Step indices in the pending records, plus this, are step indices in the job.
+        #: Number of the job's steps before the pending records.
         self._base = 0
-        #: Number of records left out because a rank was too far ahead of another.
+        #: Number of records dropped because a rank was too far ahead of another rank.
         self.left_out = 0
 
     @property
@@ -89,11 +86,9 @@ class StepFollower:
         self._pending.setdefault(rank, _Pending()).add(records)
 
     def advance(self, tails: Mapping[int, TraceTail]) -> NewSteps | None:
-        """Returns the steps that all ranks of ``tails`` newly completed; None if there are none."""
+        """Returns the steps that all ranks completed since the last call; None without steps."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         new = self._completed(pending, tails)
-        # Records beyond the limit are dropped only now: a single reading may exceed the limit, but
-        # most of its records are of steps that have just been completed.
         for waiting in pending.values():
             self.left_out += waiting.shrink()
         return new
@@ -101,11 +96,10 @@ class StepFollower:
     def _completed(
         self, pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]
     ) -> NewSteps | None:
-        """Takes the newly completed steps out of the pending records; None if there are none."""
         if not all(waiting.has_steps for waiting in pending.values()):
             return None
         if self._base == 0 and any(waiting.stays_in(self._done) for waiting in pending.values()):
-            return None  # a rank is still in the step after the last returned step
+            return None  # a rank has not ended its next step
         _replace_lost_marks(pending, tails)
         traces = {rank: _trace(tails[rank], pending[rank].records()) for rank in pending}
         steps = {rank: columns.steps(trace) for rank, trace in traces.items()}
@@ -137,7 +131,6 @@ class StepFollower:
         return NewSteps(tuple(world.ranks), parts, world, numbers, before)
 
     def _last(self, steps: Steps, settled_ns: int) -> int:
-        """Number of the last step whose records are complete; -1 if there is none."""
         if steps.source == BACKWARD and self._base == 0 and len(steps) < schema.SURELY_UNMARKED:
             return -1
         numbers = steps.index[steps.end_ns <= settled_ns]
@@ -146,7 +139,7 @@ class StepFollower:
     def _forget(
         self, pending: Mapping[int, _Pending], steps: Mapping[int, Steps], last: int
     ) -> None:
-        """Drops records before step ``last``; this step stays, as operations may outlast it."""
+        """Drops records before step ``last``. That step stays: its operations may end later."""
         row = last - self._base
         unmarked = any(rank_steps.source == BACKWARD for rank_steps in steps.values())
         for rank, waiting in pending.items():
@@ -160,8 +153,6 @@ class StepFollower:
 
 
 class _Pending:
-    """Records of one rank that later steps still need."""
-
     def __init__(self) -> None:
         self._batches: list[Records] = []
         self._clocks = _NO_RECORDS
@@ -174,16 +165,14 @@ class _Pending:
 
     @property
     def lacks_mark(self) -> bool:
-        """True if no step mark is kept.
+        """True if the kept records hold no step mark.
 
-        A rank's first record marks where its capture began. That record is lost if a reader
-        attaches to a long trace, or if too many records wait.
+        The first mark is lost if the monitor begins to read late, or if records are dropped.
         """
         return not any((batch["kind"] == Kind.STEP).any() for batch in self._batches)
 
     @property
     def has_steps(self) -> bool:
-        """True once a step may have ended: a step end or a backward pass has been recorded."""
         return self.ends_steps or self._went_backward
 
     def stays_in(self, step: int) -> bool:
@@ -206,7 +195,6 @@ class _Pending:
             self._clocks = np.concatenate([self._clocks, clocks])[-_MOST_CLOCKS:]
 
     def records(self) -> Records:
-        """Returns the kept records and the last ``_MOST_CLOCKS`` clock records, sorted by time."""
         joined = np.concatenate(self._batches) if self._batches else _NO_RECORDS
         joined = joined[joined["kind"] != Kind.CLOCK]
         joined = joined[np.argsort(joined["timestamp_ns"], kind="stable")]
@@ -215,10 +203,7 @@ class _Pending:
         return joined[np.argsort(joined["timestamp_ns"], kind="stable")]
 
     def settled_ns(self, ended: bool, age_ns: int) -> int:
-        """Returns the time up to which all records have arrived; 0 if no records are kept.
-
-        This is ``age_ns`` before the newest record, or ``_ALL_NS`` if the trace ended or is idle.
-        """
+        """Returns the time in ns up to which all records have arrived; 0 without records."""
         settled = ended or time.monotonic() - self._grew_s > _IDLE_S
         records = self._batches[0]
         if len(records) == 0:
@@ -226,7 +211,6 @@ class _Pending:
         return _ALL_NS if settled else int(records["timestamp_ns"][-1]) - age_ns
 
     def shrink(self) -> int:
-        """Drops the oldest records if there are too many; returns the number dropped."""
         count = sum(map(len, self._batches))
         if count <= _MOST_RECORDS:
             return 0
@@ -238,8 +222,8 @@ class _Pending:
     def forget(self, before_ns: int, thread: int, unmarked: bool) -> None:
         """Drops records before ``before_ns``.
 
-        If ``unmarked`` (the script marks no steps), one step mark, with thread ``thread`` and time
-        ``before_ns``, replaces all other step marks.
+        If the script marks no steps (``unmarked``), one step mark at ``before_ns`` replaces all
+        other step marks.
         """
         records = self._batches[0]
         self._batches = [records[records["timestamp_ns"] >= before_ns]]
@@ -247,7 +231,6 @@ class _Pending:
             self.mark(before_ns, thread)
 
     def mark(self, time_ns: int, thread: int) -> None:
-        """Replaces all step marks by a single mark, at which a step begins."""
         mark = np.zeros(1, dtype=schema.RECORD_DTYPE)
         mark["kind"], mark["timestamp_ns"], mark["thread"] = Kind.STEP, time_ns, thread
         records = self._batches[0]
@@ -256,7 +239,7 @@ class _Pending:
     def passes(self, groups: Mapping[int, Group]) -> dict[tuple[str, int], tuple[int, int]]:
         """Returns the end in ns, and the thread, of each backward pass that issued a collective.
 
-        The key is the name of the group and the number of the pass's first collective.
+        Keys: the group's name and the sequence number of the pass's first collective.
         """
         records = self.records()
         backward = (records["kind"] == Kind.PHASE) & (records["aux"] == Phase.BACKWARD)
@@ -275,10 +258,10 @@ class _Pending:
 
 
 def _replace_lost_marks(pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]) -> None:
-    """Replaces a lost first step mark, if the script itself marks no steps.
+    """Makes a new step mark on each rank if a rank has lost its first mark.
 
-    Each rank's new mark is at the end of the first backward pass whose records all ranks still
-    have, so that steps match.
+    The new marks are at the end of the same backward pass, so that steps match. Does nothing if the
+    script itself marks steps.
     """
     if not any(waiting.lacks_mark for waiting in pending.values()):
         return
@@ -294,7 +277,6 @@ def _replace_lost_marks(pending: Mapping[int, _Pending], tails: Mapping[int, Tra
 
 
 def _trace(tail: TraceTail, records: Records) -> Trace:
-    """Returns a trace such as ``commprof.trace.reader`` makes, but with these records only."""
     assert tail.metadata is not None
     return Trace(
         path=tail.path,
@@ -308,6 +290,6 @@ def _trace(tail: TraceTail, records: Records) -> Trace:
 
 
 def wall_ns(new: NewSteps) -> npt.NDArray[np.float64]:
-    """Returns the wall time of each step's slowest rank."""
+    """Returns the wall time in ns of each step's slowest rank."""
     slowest: npt.NDArray[np.float64] = new.parts.table("wall").max(axis=0)
     return slowest

@@ -1,8 +1,7 @@
-"""Totals and recent figures of a job in always-on mode, from the summaries that its ranks write.
+"""Computes totals and recent figures of a job in always-on mode from the ranks' summaries.
 
-A summary holds totals since the mode began; recent figures are differences from the summary of
-about a minute before. If no step ended in that minute, the recent figures of steps are those of the
-last steps before it.
+A summary holds totals since always-on mode began. Recent figures are the difference between the
+newest summary and a summary that is about a minute older.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from commprof.trace.summary import (
 )
 from commprof.units import ns_to_s
 
-#: Time span of a recent figure.
 _RECENT_NS: Final = 60_000_000_000
 #: Least time between two kept summaries; ranks write a summary every second.
 _APART_NS: Final = 5_000_000_000
@@ -40,10 +38,9 @@ class Summaries:
     """The summaries that one rank wrote in always-on mode."""
 
     def __init__(self) -> None:
-        #: Summaries, newest last. The first is the newest summary that is at least a minute old, if
-        #: there is one.
+        #: Summaries of about the last minute, newest last.
         self._kept: deque[Summary] = deque()
-        #: The recent steps begin after this summary; None to count all steps of the newest summary.
+        #: The recent steps begin after this summary; None if all steps are recent.
         self._steps_after: Summary | None = None
 
     def add(self, summary: Summary) -> None:
@@ -51,7 +48,6 @@ class Summaries:
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
         if self._kept and _began_anew(summary, self._kept[-1]):
-            # The new summary's number of steps cannot be compared with that of earlier ones.
             self._kept.clear()
             self._steps_after = None
         summary = _with_unsplit(summary, self.newest)
@@ -67,7 +63,7 @@ class Summaries:
 
     @property
     def total(self) -> StepTimes | None:
-        """Sums over all steps of always-on mode except the first one; None without steps."""
+        """Sums of times over all steps except the first one; None without steps."""
         if not self._kept or not self._kept[-1].steps.count:
             return None
         newest = self._kept[-1]
@@ -75,7 +71,7 @@ class Summaries:
 
     @property
     def recent(self) -> StepTimes | None:
-        """Mean times of the last minute's steps, or else of the last steps; None without steps."""
+        """Mean times of recent steps; None without steps."""
         newest, before = self.newest, self._steps_after
         if newest is None:
             return None
@@ -92,7 +88,7 @@ class Summaries:
         return StepTimes(steps, *parts)
 
     def operations(self, names: Sequence[str]) -> dict[str, OperationState]:
-        """Figures by operation; ``names[n]`` is the operation with code n in the trace."""
+        """Returns figures by operation; ``names[n]`` is the operation with code n."""
         newest, before = self._ends()
         if newest is None:
             return {}
@@ -103,7 +99,7 @@ class Summaries:
         }
 
     def waited_for_ns(self) -> dict[int, int]:
-        """Total time that this rank's training thread waited for each other rank."""
+        """Returns the total time that this rank waited for each other rank."""
         waited_ns: dict[int, int] = {}
         for _, rank, waited in self._kept[-1].waited_for.cells.tolist() if self._kept else ():
             waited_ns[rank] = waited_ns.get(rank, 0) + waited
@@ -111,18 +107,17 @@ class Summaries:
 
     @property
     def newest(self) -> Summary | None:
-        """The newest summary, which holds the totals; None if there is none."""
+        """The newest summary; None before the first."""
         return self._kept[-1] if self._kept else None
 
     def _ends(self) -> tuple[Summary | None, Summary | None]:
-        """Returns the newest summary, and the earlier summary at which recent figures start."""
         if not self._kept:
             return None, None
         return self._kept[-1], self._kept[0] if len(self._kept) > 1 else None
 
 
 def late_in(world_size: int, parts: Sequence[SummaryPart]) -> Late | None:
-    """Finds the late rank by the report's rules, from all waiting since always-on mode began."""
+    """Finds the late rank from the ranks' summaries; None if no rank is late."""
     late = late_rank_of(world_size, parts, share_a_clock(parts)) if parts else None
     if late is None:
         return None
@@ -130,7 +125,10 @@ def late_in(world_size: int, parts: Sequence[SummaryPart]) -> Late | None:
 
 
 def difference(newer: Histogram, older: Histogram) -> Histogram:
-    """Returns the histogram of values added since ``older``; its min and max are ``newer``'s."""
+    """Returns the histogram of the values added since ``older``.
+
+    Minimum and maximum are those of ``newer``.
+    """
     counts = np.zeros(int(newer.buckets[-1]) + 1 if newer.count else 0, dtype=np.int64)
     counts[newer.buckets] = newer.counts
     inside = older.buckets < len(counts)
@@ -148,9 +146,9 @@ def difference(newer: Histogram, older: Histogram) -> Histogram:
 
 
 def _past(summary: Summary) -> Summary:
-    """Returns what recent figures need of an older summary: sums, and the durations of calls.
+    """Returns a summary without the histograms that recent figures do not need.
 
-    The newest minute has a dozen summaries per rank, whose histograms would fill the memory.
+    This saves memory, because about a dozen summaries are kept for each rank.
     """
     operations = [
         replace(operation, wait=_NOTHING, until_last=_NOTHING, transfer=_NOTHING)
@@ -175,21 +173,18 @@ def _summed_only(histogram: Histogram) -> Histogram:
 
 
 def _began_anew(summary: Summary, before: Summary) -> bool:
-    """True if ``summary`` does not continue the counts of ``before``, the rank's previous summary.
+    """True if steps end at other marks than in ``before``, or are counted from 0 again.
 
-    The steps then end at other marks than before (for example, because the script now marks them),
-    or are counted from 0 again.
+    ``before`` is the rank's previous summary.
     """
     other_marks = summary.steps_end != before.steps_end
     return other_marks or summary.steps.count < before.steps.count
 
 
 def _with_unsplit(summary: Summary, before: Summary | None) -> Summary:
-    """Returns a summary with ``unsplit_ns``, which older versions did not write.
+    """Estimates ``unsplit_ns`` if an older version wrote the summary without this value.
 
-    It is estimated as the exposed time that is neither wait nor transfer. The estimate includes the
-    newest steps, whose split is not known yet. It is at least the value of ``before``, because a
-    total must not fall.
+    The estimate is at least the value of ``before``, because a total must not fall.
     """
     if summary.unsplit_ns is not None:
         return summary
@@ -199,9 +194,9 @@ def _with_unsplit(summary: Summary, before: Summary | None) -> Summary:
 
 
 def _times(summary: Summary, steps: int) -> StepTimes:
-    """Returns a summary's sums over all steps; ``hidden_s``, which no summary holds, is NaN.
+    """Returns a summary's sums over all steps.
 
-    ``steps`` is the number of steps in the result; it does not change the sums.
+    ``steps`` only sets the field ``steps`` of the result; it does not change the sums.
     """
     phases = summary.phases
     exposed, wait, transfer = (

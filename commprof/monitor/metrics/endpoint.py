@@ -1,12 +1,10 @@
-"""The endpoint that Prometheus scrapes: HTTP/1.1 as far as ``GET /metrics`` needs it.
+"""A small HTTP/1.1 server from which Prometheus fetches the metrics (``GET /metrics``).
 
-The text of the metrics is made at the first scrape after each call of ``Endpoint.show``, so text
-that nobody scrapes costs nothing. One thread serves all connections, at most 16 at a time. Each
-connection serves one request, and has a deadline and a limit on the request's size, so a slow or
-malformed client occupies it for a few seconds only. Only the metrics are served.
+One thread serves all connections, at most 16 at a time. Each connection serves one request, and has
+a deadline of a few seconds.
 
-The server of ``prometheus_client`` is not used: it starts a thread for every connection and sets no
-deadline, so that 100 clients that send half a request would hold 100 threads during training.
+The server of ``prometheus_client`` is not used, because it starts a thread for every connection and
+sets no deadline.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from typing import Final
 from commprof.errors import UsageError
 
 PATH: Final = "/metrics"
-#: Type of the text of ``prometheus_client.generate_latest``. The constant is copied, because
-#: importing the package would slow all commands down.
+#: Copied from ``prometheus_client``, because importing that package would slow all commands down.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _MOST_CONNECTIONS: Final = 16
@@ -85,8 +82,6 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 @dataclass(eq=False)
 class _Client:
-    """One connection: reads a request up to its empty line, then writes the answer."""
-
     connection: socket.socket
     deadline_s: float
     request: bytearray = field(default_factory=bytearray)
@@ -94,10 +89,10 @@ class _Client:
 
 
 class Endpoint:
-    """HTTP server that serves the metrics from a thread of its own until it is closed."""
+    """Serves the metrics over HTTP, in its own thread, until :meth:`close`."""
 
     def __init__(self, server: socket.socket) -> None:
-        """Starts to serve on a socket of :func:`listen`, which the endpoint will close."""
+        """Starts to serve on a socket of :func:`listen`. The endpoint will close the socket."""
         self._server = server
         self._text: Callable[[], bytes] = bytes
         self._clients: set[_Client] = set()
@@ -114,7 +109,7 @@ class Endpoint:
         return str(host), int(port)
 
     def show(self, text: Callable[[], bytes]) -> None:
-        """Sets the function that makes the text for the next requests; its result is cached."""
+        """Sets the function that returns the text of the metrics; the text is cached."""
         self._text = functools.cache(text)
 
     def close(self) -> None:
@@ -164,7 +159,7 @@ class Endpoint:
             self._drop(client)
 
     def _read(self, client: _Client) -> bool:
-        """Reads from a client; True if its request can be answered now."""
+        """Reads from a client; returns True if the request can be answered now."""
         received = client.connection.recv(_LARGEST_REQUEST)
         if not received:
             self._drop(client)
@@ -184,7 +179,6 @@ class Endpoint:
 
 
 def _answer(request: bytes, text: Callable[[], bytes]) -> bytes:
-    """Returns the response to a request; a malformed request gets an error response."""
     if len(request) >= _LARGEST_REQUEST:
         return _response("431 Request Header Fields Too Large", b"", "")
     words = request.split(b"\n", 1)[0].split()

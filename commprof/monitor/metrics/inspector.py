@@ -1,8 +1,7 @@
 """Live metrics of a job whose processes write logs of NCCL Inspector.
 
-Labels are host and process id as the logs have them, and the rank in the communicator that has all
-processes; the rank is "" if there is no such communicator. As with other jobs, a monitor shows the
-processes of its host.
+Labels are the host and the process id from the logs, and the process's rank in the communicator of
+all processes. The rank is "" if there is no such communicator.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def inspector_samples(state: InspectorState) -> Iterator[Sample]:
 
 
 def _here(state: InspectorState) -> list[LiveProcess]:
-    """Returns this host's processes; all if none is on it, as in logs copied from elsewhere."""
+    """Returns this host's processes, or all processes if the logs are from other hosts."""
     own_host = socket.gethostname().split(".")[0]
     processes = [live for live in state.processes if live.process.host.split(".")[0] == own_host]
     return processes or list(state.processes)
@@ -70,14 +69,13 @@ def _metric(
     return Metric(f"commprof_nccl_{name}", kind, text, values)
 
 
-#: All metrics, in the order in which they are shown.
 INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "wait_caused_seconds_total",
         "Time for which other processes waited in collectives and messages because of this "
-        "process, summed over the processes that waited. If a process was late only because it had "
-        "itself waited in another communicator, the waiting counts for the process where it began.",
+        "process, summed over the processes that waited. Waiting counts for the process where it "
+        "began, even if that process is in another communicator.",
         _processes(lambda one: one.caused_s),
     ),
     _metric(

@@ -1,8 +1,7 @@
-"""The list of live metrics: name, unit and meaning of every figure that the outputs show.
+"""Lists the live metrics: name, unit and meaning.
 
-Names follow Prometheus's conventions: base units, counters end in ``_total``. Labels are rank,
-operation, part of a step, network interface and the like, never the number of a step, so that the
-number of time series does not grow with the number of steps.
+Names follow Prometheus's conventions: base units, and counters end in ``_total``. No label is a
+step number, so the number of time series does not grow during a job.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from commprof.monitor.state import JobState
 _MONITORS: Final = "commprof_monitor_"
 
 
-#: State of a job from which a metric is read.
 _State = TypeVar("_State")
 
 
@@ -60,8 +58,8 @@ def flat(state: JobState, ranks: bool = True) -> dict[str, float]:
 
     Args:
         state: state of the job.
-        ranks: True if names contain the rank. If False, ``state`` holds only the rank that calls
-            this, and figures of the monitor are left out.
+        ranks: True to add the rank to the names. If False, figures of the monitor are left out,
+            and ``state`` must hold only one rank.
     """
     return {
         _key(sample, ranks): sample.value
@@ -96,7 +94,6 @@ def _total(name: str, text: str, of: Of) -> Metric[JobState]:
     return _counter(name, text, of, is_recent=True)
 
 
-#: All metrics, in the order in which they are shown.
 METRICS: Final = (
     _gauge("job_info", "Always 1; the labels describe the job.", values.info),
     _gauge("rank_running", "1 while the rank's process lives and records.", values.running),
@@ -174,7 +171,7 @@ METRICS: Final = (
     ),
     _counter(
         "timed_collectives",
-        "Operations whose completion was seen.",
+        "Operations whose completion was recorded.",
         values.operations("timed_calls"),
     ),
     _counter(
@@ -266,9 +263,9 @@ METRICS: Final = (
     ),
     _total(
         "arrivals",
-        "Collectives in always-on mode, by what is known about arrivals: the last of all ranks "
-        "(known), only the last of some ranks because the others were not seen (partial), or "
-        "neither (unknown).",
+        "Collectives in always-on mode, by what is known about the last rank to arrive: the last "
+        "of all ranks is known (known), only the last of some ranks is known (partial), or nothing "
+        "is known (unknown).",
         values.arrivals,
     ),
     _total(
@@ -304,8 +301,7 @@ METRICS: Final = (
     ),
     _counter(
         "monitor_left_out_events",
-        "Events that the monitor skipped, because a rank recorded too many events in steps that "
-        "not all ranks completed.",
+        "Events that the monitor skipped, because a rank was too far ahead of the slowest rank.",
         values.monitor("left_out_records"),
     ),
     _gauge(

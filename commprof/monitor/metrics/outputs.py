@@ -1,7 +1,6 @@
-"""Outputs of the live metrics: each gets every state that the monitor reads.
+"""Outputs of the live metrics, such as files and TensorBoard.
 
-An output that fails is logged once. It still gets all later states, because the cause may pass (a
-full disk, for example).
+If an output fails, it gets all later states nevertheless: the cause, such as a full disk, may pass.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class TextFile:
 
 
 class JsonLines:
-    """Output to a file: a JSON line (time, step, figures) for each job state that has new steps."""
+    """Writes a JSON line (time, step, figures) to a file for each state with new steps."""
 
     def __init__(self, path: Path) -> None:
         """Sets the file to append lines to."""
@@ -96,7 +95,7 @@ class JsonLines:
         )
         if self._torn:
             line = b"\n" + line
-        # One write, so that hosts that share the file do not mix their lines.
+        # One write, so that the lines of several hosts do not mix in a shared file.
         descriptor = os.open(
             self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
         )
@@ -139,9 +138,9 @@ class TensorBoard:
 
 
 def step_of(state: JobState) -> int:
-    """Number of the last step that all ranks completed; -1 before the first.
+    """Returns the number of the last step that all ranks completed; -1 before the first step.
 
-    Ranks do not count if their host's summary is overdue (``missing_hosts``).
+    Ranks of hosts with an overdue summary (``missing_hosts``) do not count.
     """
     missing = {rank for host in state.missing_hosts if host.summary for rank in host.summary.ranks}
     return min((rank.step for rank in state.ranks if rank.rank not in missing), default=-1)
@@ -152,7 +151,7 @@ def show_in(
 ) -> None:
     """Shows samples in ``output``.
 
-    Does nothing for JSON lines and TensorBoard: they need a step number.
+    Does nothing for JSON lines and TensorBoard, because these outputs need a step number.
     """
     if not isinstance(output, Scraped | TextFile):
         return
@@ -183,7 +182,6 @@ def exposition(samples: Iterable[Sample]) -> bytes:
 
 
 def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
-    """Yields each metric as an object of ``prometheus_client``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for metric, group in groupby(samples, key=attrgetter("metric")):
@@ -196,5 +194,5 @@ def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
 
 
 def _encodable(text: str) -> str:
-    """Returns the text without surrogates: the client library raises an error for them."""
+    """Replaces surrogates, for which ``prometheus_client`` raises an error."""
     return text.encode("utf-8", "replace").decode()

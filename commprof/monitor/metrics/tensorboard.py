@@ -1,12 +1,11 @@
-"""Writer of TensorBoard's event files, without TensorBoard: a file is a series of frames.
+"""Writes TensorBoard's event files without TensorBoard.
 
-A frame is length, masked CRC-32C of the length, data, masked CRC-32C of the data
-(``tensorflow/core/lib/io/record_writer.h``); the data is an ``Event`` of
+A file is a series of frames. A frame holds length, masked CRC-32C of the length, data, and masked
+CRC-32C of the data (``tensorflow/core/lib/io/record_writer.h``). The data is an ``Event`` of
 ``tensorflow/core/util/event.proto`` in protobuf's wire format.
 
-TensorBoard's own writer (2.21) is not used. On a full disk it leaves half a frame, after which
-readers stop, and its thread ends, so nothing more is written when there is room again. This writer
-cuts off such a frame and continues with the next. TensorBoard also needs 50 MB of packages.
+TensorBoard's own writer (2.21) is not used: on a full disk it leaves half a frame, and readers stop
+there. TensorBoard also needs 50 MB of packages.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class EventFile:
         self._file.close()
 
     def _append(self, event: bytes) -> None:
-        """Appends a whole frame or nothing: readers stop at half a frame."""
+        """Appends a whole frame or nothing, because readers stop at half a frame."""
         # After a frame was cut off, the position is beyond the end of the file.
         before, frame = self._file.seek(0, os.SEEK_END), _frame(event)
         try:

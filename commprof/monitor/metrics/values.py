@@ -1,8 +1,7 @@
 """Functions that read the values of the live metrics from a :class:`JobState`.
 
-The field ``values`` of each :class:`commprof.monitor.metrics.metrics.Metric` is such a function, of
-type ``Of``. The function takes a job's state and yields the labels and the value of each sample.
-Most functions below are of type ``Of``, or return a function of this type.
+A function of type ``Of`` takes a job's state, and yields the labels and the value of each sample of
+one metric.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ Of: TypeAlias = Callable[[JobState], Values]
 def ranks(value: Callable[[RankState], float | None]) -> Of:
     """Returns a function that yields ``value(rank)`` for each rank of this host.
 
-    The function skips ranks for which ``value`` returns None. A monitor shows only the ranks of its
-    own host.
+    The function skips ranks for which ``value`` returns None.
     """
 
     def values(state: JobState) -> Values:
@@ -106,15 +104,14 @@ def bandwidth(name: str) -> Of:
 
 
 def tells_of_job(state: JobState) -> bool:
-    """True on the host of rank 0, whose monitor shows the figures common to all ranks."""
+    """True on the host of rank 0. Only this host shows the figures of the whole job."""
     return any(rank.rank == 0 for rank in local(state))
 
 
 def waited_for(state: JobState) -> Values:
     """Yields the time that the other ranks waited for each rank.
 
-    If hosts write summaries, only the monitor of rank 0's host knows these times, for the ranks of
-    all hosts.
+    If hosts write summaries, the monitor on rank 0's host shows the times of all ranks.
     """
     for rank in state.ranks if state.hosts and tells_of_job(state) else local(state):
         yield {"rank": str(rank.rank)}, rank.waited_for_s
@@ -133,7 +130,7 @@ def missing_hosts(state: JobState) -> Values:
 
 
 def arrivals(state: JobState) -> Values:
-    """Yields each local rank's numbers of collectives, by what is known of the last arrival."""
+    """Yields each local rank's numbers of known, partial and unknown arrivals."""
     for rank in local(state):
         if rank.arrivals is not None and state.world_size > 1:
             for name in ("known", "partial", "unknown"):
@@ -153,7 +150,7 @@ def late(state: JobState) -> Values:
 
 
 def late_wait(state: JobState) -> Values:
-    """Yields the waiting that the late rank causes, in seconds; nothing if no rank is late."""
+    """Yields the seconds that ranks wait for the late rank; nothing if no rank is late."""
     if state.late is not None and tells_of_job(state):
         yield {"rank": str(state.late.rank)}, state.late.wait_s
 
@@ -167,14 +164,14 @@ def info(state: JobState) -> Values:
 
 
 def running(state: JobState) -> Values:
-    """Yields 1 for each rank that runs and 0 for each that does not, if known."""
+    """Yields 1 for running ranks and 0 for other ranks; skips ranks of unknown status."""
     for rank in local(state):
         if rank.status:
             yield {"rank": str(rank.rank)}, float(rank.status == "running")
 
 
 def failed(state: JobState) -> Values:
-    """Yields 1 for each rank that failed and 0 for each that did not, if known."""
+    """Yields 1 for failed ranks and 0 for other ranks; skips ranks of unknown status."""
     for rank in local(state):
         if rank.status:
             yield {"rank": str(rank.rank)}, float(rank.failed)

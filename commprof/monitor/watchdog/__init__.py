@@ -1,5 +1,5 @@
-"""The watchdog: a process that names the rank and collective a job hangs on, and reads stacks.
+"""The watchdog: a process that finds out why a job hangs.
 
-It reads the ranks' records, and the states of their processes from Linux. No rank waits for the
-watchdog or communicates with it. Nothing here imports torch.
+The watchdog reads the ranks' records, and the states of the ranks' processes from Linux. No rank
+waits for the watchdog. Nothing here imports torch.
 """

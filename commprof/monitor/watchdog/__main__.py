@@ -22,10 +22,7 @@ can also be started by hand for a running job, and ended at any time without eff
 
 
 def main() -> int:
-    """Watches until this host's ranks, and the launcher if given, have ended.
-
-    Returns the exit code.
-    """
+    """Watches until this host's ranks and the launcher have ended; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog=invocation.module("commprof.monitor.watchdog"),
         description=_DESCRIPTION,
@@ -52,11 +49,11 @@ def main() -> int:
     if args.parent is None and not args.directory.is_dir():
         said = "does not exist; watching begins when a job records into it"
         print(f"commprof watchdog: {invocation.quoted(args.directory)} {said}", file=sys.stderr)
-    # Below a launcher, Ctrl-C is meant for the job; the watchdog ends when the job is done.
+    # With a launcher, Ctrl-C is meant for the job, and the watchdog ends after the job.
     signal.signal(signal.SIGINT, _end if args.parent is None else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     if not args.samples:  # samples must be taken on time
-        os.nice(5)  # ranks that compute come first
+        os.nice(5)  # the ranks have priority
     try:
         watch(
             args.directory,
@@ -73,7 +70,7 @@ def main() -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Handles a signal: ends the loop, and py-spy with it, in an orderly way."""
+    """Handles a signal by an exception, so that the loop can end py-spy."""
     raise SystemExit(0)
 
 

@@ -1,4 +1,4 @@
-"""One rank as seen from another process: its trace, its ring buffers and its process state."""
+"""Reads one rank's records and process state from outside the rank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from commprof.trace.ring import RingTail
 from commprof.trace.run.processes import PROC, Here, State, stat_of, text_of
 from commprof.trace.schema import Records
 
-#: Number of looks in a row that must find a process in state D before this state is reported: page
-#: faults cause it briefly.
+#: State D is reported once this many consecutive looks have found it, because page faults cause
+#: state D for a short time.
 _LOOKS = 4
 _SENTENCES = {
     "stopped": "is stopped (SIGSTOP or a job control signal); kill -CONT {pid} resumes it",
@@ -38,12 +38,12 @@ _CODES = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": DEAD, "X":
 
 
 class ProcessWatch:
-    """State of one process; a later process with the same id is not mistaken for it."""
+    """Watches one process, which counts as dead once another process has its id."""
 
     def __init__(self, pid: int, *, gone: bool = False) -> None:
-        """Begins to watch; ``gone``: the process has ended, and another may have its id."""
+        """Begins to watch. ``gone`` is True if the process has already ended."""
         self.pid = pid
-        #: Start time of the process; None if it had ended before the watch began.
+        #: Start time of the process; None if the process had already ended.
         self._started = None if gone else _stat(pid)[1]
         self._asleep = 0
 
@@ -66,7 +66,7 @@ class ProcessWatch:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """Returns a process's state code and start time; ("", 0) if it is gone."""
+    """Returns a process's state code and start time; ("", 0) if the process is gone."""
     try:
         status = stat_of(pid)
     except OSError:
@@ -84,38 +84,35 @@ def _kernel_place(pid: int) -> str:
     return f" in {place}" if place not in ("", "0") else ""
 
 
-#: If a trace is older than the watchdog, only this many bytes at the trace's end are read.
+#: Number of bytes that are read from the end of a trace that is older than the watchdog.
 _RECENT_BYTES = 4 << 20
-#: The trace names the files of the rank's ring buffers. If the trace has records, but these files
-#: are still missing after this many looks, they are no longer awaited.
+#: Number of looks after which missing files of ring buffers are no longer awaited.
 _RING_LOOKS = 6
 _NONE: Records = np.empty(0, schema.RECORD_DTYPE)
 
 
 class RankFeed:
-    """Follows one rank: its new records, its state and its process. Close it after use."""
+    """Follows one rank's records, state and process. A feed must be closed after use."""
 
     def __init__(self, path: Path) -> None:
         """Follows the trace at ``path``, which may still be empty."""
         self.path = path
         #: State of the rank; None until the trace has its first block.
         self.state: FollowedRank | None = None
-        #: Records that the last look found, ordered by time.
+        #: Records from the last :meth:`poll`, ordered by time.
         self.records: Records = _NONE
-        #: State of the process; None if it runs on another host or in another container.
+        #: None if the process runs on another host or in another container.
         self.process: HungProcess | None = None
-        #: Reader of the trace.
         self.tail = TraceTail(path, _RECENT_BYTES)
         self._rings: RingTail | None = None
         self._watch: ProcessWatch | None = None
-        #: Records of the trace, kept until it is clear whether there are rings.
+        #: Records of the trace, kept until it is known whether ring files exist.
         self._early: list[Records] = []
-        #: Threads whose records were in the ring files.
         self._in_rings: set[int] = set()
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of the trace; empty until it has its first block."""
+        """Metadata of the trace; empty until the trace has its first block."""
         return self.tail.metadata or {}
 
     @property
@@ -125,13 +122,13 @@ class RankFeed:
 
     @property
     def group_sizes(self) -> dict[int, tuple[str, int]]:
-        """Unique name and size of each process group, by this rank's id of the group."""
+        """Unique name and size of each process group, by group id."""
         named = common_names(self.tail.groups.values())
         return {number: (group.name, group.size) for number, group in named.items()}
 
     @property
     def stacks(self) -> dict[int, tuple[str, ...]]:
-        """The stacks that the trace describes so far, by id, as in ``Trace``."""
+        """Stacks that the trace describes, by stack id."""
         return self.tail.stacks
 
     @property
@@ -141,10 +138,10 @@ class RankFeed:
 
     @property
     def is_seen(self) -> bool:
-        """True if all of the rank's new records can be read: in its trace, or in its ring files.
+        """True if all of the rank's new records can be read, from its trace or its ring files.
 
-        False while the rank records nothing. Also False if some or all ring files are missing and
-        the mode is not "full": the trace then has no records.
+        False while recording is switched off. Also False if ring files are missing and the mode is
+        not "full".
         """
         if not self.tail.recording:
             return False
@@ -154,13 +151,12 @@ class RankFeed:
 
     @property
     def _rings_lack_records(self) -> bool:
-        """True if some threads have rings without files."""
         return bool(self.metadata.get("private_rings"))
 
     def poll(self) -> None:
         """Reads all new records and updates the state."""
-        # Rings first: a group is described in the trace before a ring has the group's first record,
-        # so the trace, if it is read afterwards, describes the groups of all records of the rings.
+        # Rings are read before the trace. A rank describes a group in its trace before it uses the
+        # group, so the trace then describes the groups of all ring records.
         from_rings = _NONE if self._rings is None else self._rings.poll()
         from_trace = self.tail.poll()
         if self.state is None and self.metadata:
@@ -175,22 +171,22 @@ class RankFeed:
             self.process = self._watch.poll()
 
     def _forget_unrecorded(self, state: FollowedRank) -> None:
-        """Forgets operations and phases that were open when recording was switched off.
+        """Forgets operations that were pending when recording was switched off.
 
-        Later operations are kept: after recording has resumed, records may be in the ring files
-        before the trace states that it resumed.
+        Newer operations are kept: when recording resumes, the ring files may have new records
+        before the trace states the change.
         """
         capture_state = self.metadata.get("capture_state")
         if capture_state is not None and not capture_state["recording"]:
             state.forget_open(capture_state["monotonic_ns"])
         elif capture_state is None and not self.tail.recording:
-            # Only the summary shows that recording is off. The summary does not show since when.
+            # The summary shows that recording is off, but not since when.
             state.forget_open(state.last_ns + 1)
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
-        """Returns the records of the rings if there are rings, else those of the trace.
+        """Returns the records of the rings if there are rings, else the trace's records.
 
-        If some rings have no files, the records of their threads come from the trace.
+        If a thread's ring has no file, the thread's records come from the trace.
         """
         if self._rings is None:
             return from_trace
@@ -231,7 +227,7 @@ class RankFeed:
 
 
 def _session(path: Path) -> int:
-    """Returns the session id that links a trace to its ring buffers; 0 if the trace is gone."""
+    """Returns the session id that links a trace to its ring buffers; 0 if the id is not known."""
     try:
         fd = descriptor_of_regular(path)
     except OSError:

@@ -1,10 +1,8 @@
 """Finds out which ranks a hung job waits for, from the states of its ranks and processes.
 
-As in recorded jobs (see ``analysis/late/standstill.py``), ranks wait for ranks that did not arrive
-at an operation, or that are behind; if all ranks have arrived, the transfer itself makes no
-progress. Two rules are added for running jobs. First, a job hangs only if a step or an operation
-has taken longer than a limit. Second, if processes are stopped, dead or asleep in the kernel, only
-their ranks are reported, because these ranks write no further records.
+The rules for recorded jobs (``analysis/late/standstill.py``) apply, with two additions. A job hangs
+only if a step or an operation has taken longer than a limit. If processes are stopped, dead or
+asleep in the kernel, only the ranks of these processes are reported.
 """
 
 from __future__ import annotations
@@ -37,9 +35,7 @@ from commprof.text import counted, named_ranks
 from commprof.trace.operations import UNEVEN, family
 
 _NS_PER_S = 1e9
-#: State of a process that has ended; it does not wait for other ranks.
 DEAD = "dead"
-#: Largest number of accused ranks whose stacks are read at a hang.
 _MOST_ACCUSED = 2
 
 
@@ -53,12 +49,12 @@ class HungProcess:
     state: str
     #: The state as a verb phrase, with a remedy if there is one: "is stopped ...; kill -CONT ...".
     sentence: str = ""
-    #: The same for several ranks in this state: "are stopped ...; kill -CONT ...".
+    #: The same phrase in the plural: "are stopped ...; kill -CONT ...".
     of_several: str = ""
 
     @property
     def held_up(self) -> bool:
-        """True if the process cannot continue by itself."""
+        """True if the process cannot run."""
         return self.state not in ("", "running")
 
 
@@ -66,66 +62,65 @@ class HungProcess:
 class Hang:
     """A hang of a job or of some of its ranks."""
 
-    #: "mismatch": ranks issued different collectives; "held up": a process cannot run; "absent":
-    #: ranks did not arrive; "behind": ranks have not completed an operation that others have;
-    #: "step": no collective is pending; "transfer": all ranks have arrived; "circle": ranks wait
-    #: for each other; "unmatched": the rank that others wait for is not known; "unseen": all ranks
-    #: visible from this host have arrived; "members": not all ranks of the operation's group are
-    #: known, so whether they arrived is not known.
+    #: - "mismatch": ranks issued different collectives.
+    #: - "held up": a process cannot run.
+    #: - "absent": ranks did not arrive at an operation.
+    #: - "behind": ranks have not completed an operation that other ranks have completed.
+    #: - "step": no collective is pending.
+    #: - "transfer": all ranks arrived.
+    #: - "circle": ranks wait for each other.
+    #: - "unmatched": the sender of a message is not known.
+    #: - "unseen": all ranks visible from this host arrived.
+    #: - "members": some ranks of the operation's group are not known.
     kind: str
-    #: Ranks that the others wait for, or that issued another collective than the others; all ranks
-    #: of a circle without a known culprit. Empty if all ranks have arrived, or if it is unknown
-    #: which collective is wrong.
+    #: Ranks at fault. If a circle has no known culprit, all ranks of the circle are at fault. Empty
+    #: if all ranks arrived, or if it is not known which collective is wrong.
     accused: tuple[Accused, ...]
-    #: The operation in which ranks wait, as issued by a waiting rank (of this host if possible);
-    #: None if no operation is pending.
+    #: The operation in which ranks wait; None if no operation is pending.
     operation: PendingOperation | None
-    #: Seconds since the waiting rank issued ``operation``. None if no operation is pending, or if
-    #: only ranks of other hosts wait, whose times cannot be compared with this host's.
+    #: Seconds for which ``operation`` has been pending. None if no operation is pending, or if only
+    #: ranks of other hosts wait.
     pending_s: float | None
-    #: Ranks at which ``operation`` is pending. Accused ranks are included only if they wait in a
-    #: circle.
     waiting: tuple[int, ...]
-    #: Age in seconds of the longest step or operation under way.
+    #: Seconds for which the oldest current step or operation has lasted.
     waited_s: float
     #: The largest step index of any rank; -1 without steps.
     step: int
-    #: Phase of the first accused rank, or else of the first waiting rank.
+    #: Phase of the first accused rank, or of a waiting rank if no rank is accused.
     phase: str
-    #: The accused ranks that ``operation`` waits for. Other operations wait for the other accused
-    #: ranks.
+    #: Accused ranks for which ``operation`` waits.
     missing: tuple[int, ...] = ()
-    #: Number of ranks of the operation's group that have issued no call in the group. Which ranks
-    #: these are is not known; the ranks of the next field may be among them.
+    #: Number of unknown ranks of the operation's group. A rank becomes known by its first call in
+    #: the group.
     unknown_ranks: int = 0
-    #: If the group has such unknown ranks: all ranks that wait in no operation and have issued no
-    #: call in the group.
+    #: Ranks that may be the unknown ranks: they wait in no operation, and have issued no call in
+    #: the group.
     idle: tuple[int, ...] = ()
-    #: Ranks whose records cannot be followed from this host.
+    #: Ranks whose records cannot be read from this host.
     unseen: tuple[int, ...] = ()
-    #: The collectives that differ between ranks, if that is the cause.
+    #: The collectives that differ between ranks, if they caused the hang.
     mismatch: Mismatch | None = None
-    #: The circle in which ranks wait for each other, if that is the cause.
+    #: The circle of waiting ranks, if it caused the hang.
     circle: Circle | None = None
-    #: An all-to-all at which all ranks arrived, if the bytes that they send differ in number from
-    #: the bytes that they expect; else None.
+    #: An all-to-all whose sizes do not match, if it caused the hang.
     unfit: Unfit | None = None
-    #: If all ranks arrived: a possible mistake in the script that records do not show; else empty.
+    #: A mistake of the script that may have caused the hang, but that records do not show; empty if
+    #: there is none.
     unseen_cause: str = ""
-    #: Ranks with their current file and line: "now at train.py:7", as far as known.
+    #: Ranks with text on their current lines: "now at train.py:7". Ranks without text are left out.
     lines: tuple[tuple[int, str], ...] = ()
 
     def to_compare(self, here: Container[int]) -> list[int]:
-        """Returns ranks of ``here`` whose current lines of code, side by side, explain the hang.
+        """Returns ranks whose current lines of code help to explain the hang, accused ranks first.
 
-        Accused ranks come first.
+        ``here`` holds the ranks of this host. Only these ranks are returned.
         """
         parts: Sequence[tuple[object, tuple[int, ...]]] = ()
         if self.mismatch is not None:
             parts = self.mismatch.issued
         elif self.circle is not None:
             parts = self.circle.waiting
-        # One rank for each of the differing collectives, or for each link of the circle.
+        # One rank per differing collective, or per link of the circle.
         if parts:
             compared = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
             guilty = {accusation.rank for accusation in self.accused}
@@ -137,9 +132,9 @@ class Hang:
         return [*accused, *waiting[:1]]
 
     def at(self, lines: Mapping[int, str]) -> Hang:
-        """Returns a copy of the hang whose sentence also names the lines at which ranks are.
+        """Returns a copy of the hang whose sentence also names the ranks' current lines.
 
-        lines: text by rank, such as "now at train.py:7"; ranks with an empty text are left out.
+        ``lines`` holds text by rank, such as "now at train.py:7". Empty texts are ignored.
         """
         told = tuple((rank, line) for rank, line in lines.items() if line)
         mismatch = self.mismatch
@@ -150,7 +145,7 @@ class Hang:
 
     @property
     def sentence(self) -> str:
-        """The finding in one sentence."""
+        """The diagnosis in one sentence."""
         text = f"{self._finding}{self._on_groups}"
         if self.mismatch is not None or self.circle is not None or not self.lines:
             return text
@@ -158,7 +153,6 @@ class Hang:
 
     @property
     def _on_groups(self) -> str:
-        """Text about ranks that are in a function that makes a process group; empty if none is."""
         called = [
             text
             for name, text in MAKE_GROUPS.items()
@@ -240,21 +234,21 @@ def find_hang(
     unseen: Sequence[int] = (),
     mismatches: Callable[[], Sequence[Mismatch]] = tuple,
 ) -> Hang | None:
-    """Finds a hang: a step or collective that has taken longer than the limit; None if none has.
+    """Finds out whether a step or collective has exceeded the limit; None if there is no hang.
 
     Args:
-        states: states of the ranks whose records can be followed.
-        processes: processes of this host's ranks, by rank. Only these ranks are checked against
-            the limit, because times of other hosts are not comparable with ``now_ns``.
-        limit_ns: longest time that a step or collective may take, see ``Threshold.limit_ns``.
-        now_ns: current time, on the clock of this host's records (``CLOCK_MONOTONIC``).
-        unseen: ranks whose records cannot be followed from this host.
-        mismatches: returns the collectives that were not the same on all ranks; called only if a
-            rank is beyond the limit.
+        states: states of the ranks whose records can be read.
+        processes: processes of this host's ranks, by rank. Only these ranks are compared with the
+            limit, because other hosts have other clocks.
+        limit_ns: longest time that a step or collective may take.
+        now_ns: current time of ``CLOCK_MONOTONIC``.
+        unseen: ranks whose records cannot be read from this host.
+        mismatches: returns the collectives that differ between ranks. It is called only if the
+            limit is exceeded.
     """
     alive = {rank for rank, process in processes.items() if process.state != DEAD}
     watched = [state for state in states if state.rank in alive]
-    # This is checked first, because comparing all pairs of ranks, below, takes long in large jobs.
+    # This check comes first, because ``waits_of`` takes long in large jobs.
     if all(_age_ns(one, one.pending.values(), now_ns) <= limit_ns for one in watched):
         return None
     edges = waits_of(states)
@@ -290,10 +284,9 @@ def find_hang(
 
 
 def _unseen_cause(operation: PendingOperation, states: Sequence[FollowedRank]) -> str:
-    """Returns a possible mistake in the script that keeps an operation from completing.
+    """Returns a mistake of the script that may block an operation although all ranks arrived.
 
-    All ranks have arrived at the operation, and records do not show the mistake. Empty if no
-    mistake of this kind is possible.
+    Records do not show such a mistake. Empty if none is possible.
     """
     if family(operation.op) in UNEVEN:
         return "sizes that ranks send to each other do not fit"
@@ -309,10 +302,10 @@ def _unseen_cause(operation: PendingOperation, states: Sequence[FollowedRank]) -
 def _unknown_members(
     states: Sequence[FollowedRank],
 ) -> list[tuple[PendingOperation, FollowedRank, int]]:
-    """Lists the pending collectives of each group whose ranks are not all known.
+    """Lists the pending collectives of groups that have unknown ranks.
 
-    A rank is known to belong to a group once it has issued a call in it. Each collective comes with
-    the rank that issued it and with the number of unknown ranks.
+    A rank of a group is unknown until its first call in the group. Each collective comes with the
+    rank that issued it, and with the number of unknown ranks.
     """
     used = Counter(name for state in states for name in state.groups)
     lacking = []
@@ -330,19 +323,17 @@ def _unknown_members(
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
     """Returns a rank's operations that are certainly pending.
 
-    If an operation's completion will not be recorded, it is known to be pending only while a rank
-    that the operation needs is absent.
+    If an operation may complete without a record, it counts only while it waits for other ranks.
     """
     loud = [one for one in state.pending.values() if not one.silent]
     return loud + [operation for operation, _ in edges[state.rank]]
 
 
 def _age_ns(state: FollowedRank, operations: Iterable[PendingOperation], now_ns: int) -> int:
-    """Returns the largest age among a rank's step and these operations; 0 if there are none."""
     if state.closed:
         return 0
     begins = [operation.issue_ns for operation in operations]
-    # Before the end of the first step, the script may be setting up, or not mark steps at all.
+    # The first step is not counted: the script may be setting up, or may not mark steps at all.
     if state.steps_ended:
         begins.append(state.step_begin_ns)
     return max((now_ns - begin for begin in begins), default=0)
@@ -384,7 +375,6 @@ def _described(
     now_ns: int,
     mismatch: Mismatch | None = None,
 ) -> Hang:
-    """Describes a hang; ``here`` are the ranks of this host, whose clock shows ``now_ns``."""
     guilty = {one.rank for one in accused}
     asked = [
         (operation, state)

@@ -1,7 +1,6 @@
-"""The files of a hang: ``hang_N.json`` for programs, ``hang_N.txt`` for people, and the stacks.
+"""Writes the files of a hang: ``hang_N.json`` for programs, ``hang_N.txt`` for people, and stacks.
 
-They are written next to the ranks' traces. If that fails, because the directory is gone or the disk
-full, the watchdog goes on without the files.
+The files lie next to the ranks' traces. If a file cannot be written, the watchdog continues.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _NS_PER_S = 1e9
 
 
 class HangFile:
-    """The files of one hang; each method that adds information rewrites the JSON and text file."""
+    """The files of one hang. Each change rewrites the JSON file and the text file."""
 
     def __init__(self, directory: Path, hang: Hang, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Reserves the first free N of ``hang_N.json``, and writes the hang's known facts."""
+        """Reserves the first free N of ``hang_N.json``, and writes the files."""
         self._directory = directory
         self._begin_ns = now_ns
         self.number = _claim(directory)
@@ -64,7 +63,7 @@ class HangFile:
         self.write()
 
     def set_threshold(self, text: str) -> None:
-        """Adds the threshold and its origin, in words."""
+        """Adds a text on the threshold."""
         self.value["threshold"] = text
         self.write()
 
@@ -74,7 +73,7 @@ class HangFile:
         self.write()
 
     def add_stack(self, rank: int, suffix: str, text: str, problem: str) -> str:
-        """Stores a rank's stacks, or the reason for having none; returns the file's name."""
+        """Stores a rank's stacks, or the problem that occurred; returns the stack file's name."""
         name = ""
         if text:
             name = f"hang_{self.number}_rank_{rank}{suffix}.stack.txt"
@@ -84,14 +83,14 @@ class HangFile:
         return name
 
     def end(self, now_ns: int) -> float:
-        """Adds that the hang is over; returns the seconds since it was found."""
+        """Adds the end of the hang; returns the seconds since the hang was found."""
         seconds = round((now_ns - self._begin_ns) / _NS_PER_S, 3)
         self.value["ended_after_s"] = seconds
         self.write()
         return seconds
 
     def write(self) -> None:
-        """Writes the JSON file and the text file, each replaced as a whole."""
+        """Writes the JSON file and the text file."""
         _write(
             self._directory / f"hang_{self.number}.json", json.dumps(self.value, indent=1) + "\n"
         )
@@ -99,14 +98,14 @@ class HangFile:
 
 
 def now_text() -> str:
-    """Returns the wall-clock time, ISO 8601, UTC."""
+    """Returns the current time in UTC, in ISO 8601 format."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _claim(directory: Path) -> int:
-    """Reserves the first free N by creating ``hang_N.json``; returns N, or 0 if that fails.
+    """Creates ``hang_N.json`` with the first free N; returns N, or 0 on failure.
 
-    Creating the file keeps the watchdogs of other hosts from using the same N.
+    The watchdogs of other hosts then choose another N.
     """
     for number in range(1, _MOST_HANGS):
         with suppress(OSError):
@@ -125,7 +124,7 @@ def _write(path: Path, text: str) -> None:
 
 def _rank(feed: RankFeed, now_ns: int) -> dict[str, Any]:
     state = feed.state
-    assert state is not None  # the caller has checked
+    assert state is not None
     here = feed.process is not None
     return {
         "rank": state.rank,
@@ -164,7 +163,6 @@ def _operation(operation: PendingOperation, now_ns: int) -> dict[str, Any]:
 
 
 def _fields(operation: PendingOperation) -> dict[str, Any]:
-    """Returns the fields of an operation that are known while the job runs."""
     fields = asdict(operation)
     del fields["launch"], fields["path"]
     return {**fields, "line": operation.line}

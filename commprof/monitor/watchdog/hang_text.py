@@ -1,8 +1,6 @@
-"""Text of ``hang_N.txt``: the diagnosis, and the ranks' states.
+"""Makes the text of ``hang_N.txt``: the diagnosis and the ranks' states.
 
-If there are few ranks, each has lines of its own. Otherwise ranks in the same state share one line,
-so that ranks that differ stand out. If the job has several hosts, the ranks at fault are also
-listed by host.
+In a small job, every rank has its own lines. In a large job, ranks in the same state share lines.
 """
 
 from __future__ import annotations
@@ -12,12 +10,11 @@ from typing import Any
 
 from commprof.text import counted, name_list, named_ranks, printable
 
-#: Largest number of ranks that have lines of their own.
+#: If a job has more ranks than this, ranks in the same state share lines.
 _MOST_RANKS = 16
-#: Largest number of groups of ranks in the same state, and of hosts with accused ranks, that are
-#: listed.
+#: Largest number of listed states, and of listed hosts.
 _MOST_ROWS = 10
-#: Largest number of ranges of ranks, of hosts, or of process groups in a line.
+#: A line names at most this many hosts, process groups, or ranges of ranks.
 _MOST_RANGES = 8
 
 _Rank = dict[str, Any]
@@ -47,10 +44,7 @@ def hang_text(value: dict[str, Any]) -> str:
 
 
 def _hosts(accused: Sequence[_Rank], ranks: Sequence[_Rank]) -> list[str]:
-    """Returns a line per host with ranks at fault, the host with most such ranks first.
-
-    Empty if all ranks of the job are on a single host.
-    """
+    """Lists the hosts with ranks at fault; empty if the job has a single host."""
     if len({rank["host"] for rank in ranks}) < 2:
         return []
     of_host: dict[str, list[_Rank]] = {}
@@ -70,7 +64,7 @@ def _named(ranks: Sequence[_Rank]) -> str:
 
 
 def _place(rank: _Rank) -> str:
-    """Returns text with the switches above a rank's host, as the scheduler names them."""
+    """Names the network switches above a rank's host; empty if they are not known."""
     switches, _, _ = rank.get("topology", "").rpartition(".")
     return f" (network switches: {switches.replace('.', ', ')})" if switches else ""
 
@@ -99,7 +93,6 @@ def _operation(operation: dict[str, Any], group: str) -> str:
 
 
 def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
-    """Returns a line per state: ranks at fault first, then the states that most ranks share."""
     alike: dict[Hashable, list[_Rank]] = {}
     for rank in ranks:
         alike.setdefault(_state(rank, accused), []).append(rank)
@@ -116,7 +109,6 @@ def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
 
 
 def _state(rank: _Rank, accused: set[int]) -> Hashable:
-    """Returns the facts that ranks in the same state share: all but times and group names."""
     pending = tuple(
         (operation["op"], operation["seq"], operation["bucket"]) for operation in rank["pending"]
     )
@@ -138,10 +130,7 @@ def _together(alike: Sequence[_Rank]) -> list[str]:
 
 
 def _span(values: Sequence[float | None], before: str, after: str = "") -> str:
-    """Returns the range of the times in s as text between ``before`` and ``after``.
-
-    Empty if no time is known.
-    """
+    """Formats a range of times: ", last record 1.0 to 2.0 s ago"; empty if no time is known."""
     known_values = [value for value in values if value is not None]
     if not known_values:
         return ""

@@ -1,7 +1,6 @@
-"""Lines of code that issued the ranks' latest collectives, as far as their traces describe stacks.
+"""Finds the lines of code that issued the ranks' latest collectives.
 
-A trace in full mode describes the stacks of its first operations, or of all operations if this was
-requested. Always-on mode describes no stacks: there only py-spy shows where a rank is.
+The lines come from the stacks in the ranks' traces. In always-on mode, traces have no stacks.
 """
 
 from __future__ import annotations
@@ -15,28 +14,26 @@ from commprof.analysis.collectives.mismatches import issue_rows
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.trace.schema import Kind
 
-#: Largest number of collectives of a rank that are kept. The latest are enough, because collectives
-#: are compared as soon as they are recorded.
 _MOST_KEPT = 512
-#: For a mismatch, the lines of at most about ``_MOST_LOOKED_UP`` calls, summed over the ranks, are
-#: looked up. Even with many ranks, the last ``_LEAST_LOOKED_UP`` collectives are looked up.
+#: For one mismatch, the lines of about ``_MOST_LOOKED_UP`` calls are looked up, summed over the
+#: ranks. At least the last ``_LEAST_LOOKED_UP`` collectives are looked up.
 _MOST_LOOKED_UP, _LEAST_LOOKED_UP = 1 << 14, 32
 
-#: The lines of a stack; ranks have many stacks in common.
+#: Returns the lines of a stack. Results are cached, because ranks have many stacks in common.
 path_of = lru_cache(maxsize=1 << 10)(call_path)
 
 
 class IssueLines:
-    """Finds the lines of code that issued the latest collectives, by the ids of their stacks."""
+    """Finds the lines of code that issued the latest collectives."""
 
     def __init__(self) -> None:
         """Starts without collectives."""
-        #: By rank: group, sequence number in the group, and id of the stack.
+        #: Latest collectives of each rank: group name, sequence number and stack id.
         self._latest: dict[int, deque[tuple[str, int, int]]] = {}
         self._feeds: dict[int, RankFeed] = {}
 
     def take(self, feed: RankFeed) -> None:
-        """Adds the records that the last look found."""
+        """Adds the new records of a rank."""
         records = feed.records
         described = records[records["kind"] == Kind.STACK]
         if feed.state is None or len(described) == 0:
@@ -52,10 +49,8 @@ class IssueLines:
     def of(self, group: str, seq: int, ranks: Collection[int]) -> dict[int, dict[int, str]]:
         """Returns the lines that issued a group's collectives, by sequence number and rank.
 
-        The last of these collectives is number ``seq``. Each text also names the lines that called
-        the issuing line, see ``call_path``. A collective before ``seq`` is left out if its line is
-        not known on each of ``ranks``. The more ranks there are, the fewer collectives before
-        ``seq`` are looked up.
+        The result covers collective ``seq`` and some collectives before it. An earlier collective
+        is included only if its line is known on all ``ranks``.
         """
         first = seq - max(_LEAST_LOOKED_UP, _MOST_LOOKED_UP // len(ranks))
         paths: dict[int, dict[int, str]] = {}

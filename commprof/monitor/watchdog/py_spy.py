@@ -1,4 +1,4 @@
-"""Stacks of another process, which the program py-spy reads once or samples regularly."""
+"""Runs py-spy, which reads the stacks of another process once or regularly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commprof import invocation
 from commprof.analysis.collectives.issuing_lines import lines_of_parts
 from commprof.text import CALLED_AT
 
-#: Time limit of py-spy: a process that does not answer must not block the watchdog.
+#: Time limit for py-spy, so that the watchdog is not blocked.
 _TIMEOUT_S = 4.0
 _NATIVE_TIMEOUT_S = 15.0
 #: Samples per second.
@@ -36,9 +36,9 @@ MISSING = (
 class StackDump:
     """Python stacks of all threads of a process, or the reason why there are none."""
 
-    #: Stacks as py-spy prints them; empty without any.
+    #: Stacks as py-spy prints them; empty if there are none.
     text: str
-    #: The reason, as a sentence with a remedy; empty if there are stacks.
+    #: Why there are no stacks, as a sentence; empty if there are stacks.
     problem: str
 
 
@@ -51,7 +51,7 @@ def find_py_spy() -> str | None:
 def dump(pid: int) -> StackDump:
     """Reads the current Python stacks of a process.
 
-    This also works if the process is stopped: py-spy only reads its memory and does not stop it.
+    A stopped process can be read too.
     """
     program = find_py_spy()
     if program is None:
@@ -77,12 +77,12 @@ def dump(pid: int) -> StackDump:
 
 #: A frame as py-spy prints it: "    all_gather (torch/distributed/distributed_c10d.py:3853)".
 _FRAME = re.compile(r"^ {4}(?P<function>.*) \((?P<file>[^()]+):(?P<line>\d+)\)$")
-#: Frames of libraries; py-spy cuts their paths after ``site-packages/``.
+#: Files of libraries. py-spy prints only the part of a path after ``site-packages/``.
 _OF_LIBRARY = re.compile(r"^(?:torch|commprof|<)|/(?:site|dist)-packages/")
 
 
-#: Functions that make a process group and wait for other ranks; by function, a text that says which
-#: ranks must call it.
+#: Functions that make a process group and wait for other ranks. The values say which ranks must
+#: call the function.
 MAKE_GROUPS: Final = {
     "new_group": (
         "all ranks must call new_group in the same order, or, with use_local_synchronization, all "
@@ -94,18 +94,15 @@ _MAKES_GROUP = re.compile(
     rf"^ {{4}}({'|'.join(MAKE_GROUPS)}) \(torch/distributed/distributed_c10d\.py:\d+\)$",
     re.MULTILINE,
 )
-#: Function in which Python's main thread waits for the other threads when the script has ended.
+#: The function in which Python waits for its other threads after the end of the script.
 _AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILINE)
 
 
 def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
-    """Returns each rank's text on its script's current line: "now at train.py:7".
+    """Returns, for each rank, text on the script's current line: "now at train.py:7".
 
-    If the line is not known, the text says that the rank left its script, or is empty. If all ranks
-    are at the same line, for example of a helper function, the text also names the lines that
-    called it, as far as they differ.
-
-    stacks: by rank, the text of a ``StackDump``.
+    If the line is not known, the text says that the rank left its script, or is empty. ``stacks``
+    holds the text of each rank's ``StackDump``.
     """
     paths = {rank: path for rank, text in stacks.items() if (path := script_path(text))}
     lines = dict(lines_of_parts(paths, [[rank] for rank in paths]))
@@ -116,7 +113,7 @@ def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
 
 
 def _makes_group(stacks: str) -> str:
-    """Names the function in which a rank makes a process group: ", in new_group"; else empty."""
+    """Returns text such as ", in new_group" if the rank is making a group; else empty."""
     made = _MAKES_GROUP.search(_main_thread(stacks))
     return f", in {made[1]}" if made else ""
 
@@ -128,16 +125,15 @@ def _left_script(stacks: str) -> str:
 
 
 def _main_thread(stacks: str) -> str:
-    """Returns the frames of the main thread, innermost first."""
     _, _, main = stacks.partition("MainThread")
     return main.partition("\nThread ")[0]
 
 
 def script_path(stacks: str) -> str:
-    """Returns the lines of the main thread that are not in torch, Python or commprof.
+    """Returns the main thread's lines outside of torch, Python and commprof, innermost first.
 
-    stacks: text of a ``StackDump``. The result begins with the innermost line, such as
-    "helper.py:3 < train.py:7"; empty if there is no such line.
+    The result is text such as "helper.py:3 < train.py:7"; empty without such lines. ``stacks`` is
+    the text of a ``StackDump``.
     """
     matched = map(_FRAME.match, _main_thread(stacks).splitlines()[1:])
     frames = [m for m in matched if m is not None and not _OF_LIBRARY.search(m["file"])]
@@ -158,13 +154,13 @@ def _is_of_python(file: str) -> bool:
 
 
 class NativeDump:
-    """Stacks with C and C++ frames, which py-spy reads in the background for some seconds.
+    """Reads stacks with C and C++ frames in the background.
 
-    py-spy stops the process during this time, so it is used only for ranks that hang.
+    py-spy stops the process for some seconds, so only ranks that hang are read.
     """
 
     def __init__(self, pid: int) -> None:
-        """Starts py-spy for a Python process, which must not be stopped already."""
+        """Starts py-spy for a Python process. The process must not be stopped."""
         self._pid = pid
         self._end = time.monotonic() + _NATIVE_TIMEOUT_S
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (see close)
@@ -177,7 +173,7 @@ class NativeDump:
         )
 
     def poll(self) -> StackDump | None:
-        """Returns the stacks, or the reason for having none; None while py-spy runs."""
+        """Returns the stacks, or the reason why there are none; None while py-spy runs."""
         if self._process.poll() is None:
             if time.monotonic() < self._end:
                 return None
@@ -192,7 +188,7 @@ class NativeDump:
         return StackDump(text, "") if good else StackDump("", explained(error, self._pid))
 
     def close(self) -> None:
-        """Ends py-spy; the process whose stacks it reads goes on."""
+        """Ends py-spy. The examined process continues."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -201,16 +197,15 @@ class NativeDump:
 
 
 class Sampler:
-    """A py-spy that samples a process's stacks and writes them when that process or py-spy ends.
+    """Samples a process's stacks with py-spy, which writes a file when it ends.
 
-    py-spy only reads the process's memory and does not stop it: if a stack changes while it is
-    read, the sample is lost or wrong.
+    The process is not stopped. If a stack changes during a reading, the sample is lost or wrong.
     """
 
     def __init__(self, pid: int, path: Path) -> None:
-        """Starts py-spy, which samples all threads, also idle ones, and writes to ``path``.
+        """Starts py-spy, which samples all threads and writes to ``path``.
 
-        Each line of the file has a stack and its number of samples.
+        Each line of the file holds a stack and the number of its samples.
         """
         self._pid = pid
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (see end)
@@ -228,7 +223,7 @@ class Sampler:
             raise
 
     def stop(self) -> None:
-        """Tells py-spy to stop sampling and write its file; ``end`` waits for that."""
+        """Tells py-spy to stop sampling and to write its file."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 

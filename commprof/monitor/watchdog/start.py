@@ -26,11 +26,12 @@ _END_S = 10.0
 def watched(directory: Path, threshold: str | None, samples: bool = False) -> Iterator[None]:
     """Runs a watchdog for the ranks that record into ``directory`` while the context is open.
 
-    threshold: ``auto`` or seconds, as for ``--watchdog``; None to report no hangs.
-    samples: True to sample the ranks with py-spy. If there is neither a threshold nor sampling, no
-    watchdog runs.
-
     If the watchdog cannot be started, a line on stderr gives the reason.
+
+    Args:
+        directory: directory into which the ranks record.
+        threshold: ``auto`` or seconds, as for ``--watchdog``; None to report no hangs.
+        samples: True to sample the ranks with py-spy.
     """
     if threshold is None and not samples:
         yield
@@ -58,7 +59,7 @@ def start_detached(directory: Path, threshold: str) -> None:
 
 
 def watch_as_asked(directory: Path, threshold: str) -> None:
-    """Starts a watchdog from one rank of each host, if the threshold is not empty."""
+    """Starts one watchdog per host, if the threshold is not empty."""
     if threshold and is_chosen(directory, "watchdog"):
         start_detached(directory, threshold)
 
@@ -91,12 +92,10 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 def allow_tracer(pid: int | None) -> None:
-    """Allows the launcher's descendants, but no other processes, to read this rank's stacks.
+    """Allows the launcher's descendants to read this rank's stacks.
 
-    pid: process id of the launcher; None if it is not known: then nothing is done.
-
-    With ``kernel.yama.ptrace_scope`` 1 only ancestors may read a process, and the watchdog is a
-    sibling of the ranks. With other settings the call has no effect.
+    With ``kernel.yama.ptrace_scope`` 1, only ancestors may read a process. The watchdog is not an
+    ancestor of the ranks. ``pid`` is the launcher's process id; if it is None, nothing is done.
     """
     if pid is not None:
         with suppress(OSError, AttributeError):

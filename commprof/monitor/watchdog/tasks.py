@@ -1,4 +1,4 @@
-"""Tasks of the watchdog, one class each: hangs, mismatched collectives, anomalies, samples."""
+"""Tasks of the watchdog: hangs, mismatched collectives, anomalies and samples."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from commprof.monitor.watchdog.issue_lines import IssueLines
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.text import printable
 
-#: Largest number of events written; a job with an anomaly in every step must not fill the disk.
+#: Largest number of events that are written, so that events cannot fill the disk.
 _MOST_EVENTS = 1000
 
 
 class Log:
-    """Log of this host's watchdog: a text file and JSON lines. Failures of writing are ignored."""
+    """Log of this host's watchdog: a text file and JSON lines. Errors in writing are ignored."""
 
     def __init__(self, directory: Path, quiet: bool = False) -> None:
-        """Names the files after the host; ``quiet`` writes nothing to stderr."""
+        """Names the files after the host. If ``quiet``, nothing is written to stderr."""
         host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())
         self._text = directory / f"watchdog_{host}.log"
         self._events = directory / f"watchdog_{host}.jsonl"
@@ -59,7 +59,7 @@ class Log:
                 print(f"commprof: watchdog: {line}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, sentence: str, what: Any) -> None:
-        """Logs a sentence; also logs the fields of the dataclass ``what`` as a JSON line."""
+        """Logs a sentence. Adds a JSON line with the sentence and the dataclass ``what``."""
         self._count += 1
         if self._count > _MOST_EVENTS:
             return
@@ -73,12 +73,11 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-#: Largest number of ranks whose stacks are read at a hang.
 _MOST_READ = 3
 
 
 class WatchTask(Protocol):
-    """Interface of a task that the watchdog runs each time it has read the ranks' records."""
+    """Interface of a task, which runs each time the watchdog has read the ranks' records."""
 
     def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Examines the ranks' new records; ``now_ns`` is ``CLOCK_MONOTONIC``."""
@@ -88,7 +87,7 @@ class WatchTask(Protocol):
 
 
 class HangTask:
-    """Reports hangs one at a time: the next hang only after all ranks have continued."""
+    """Reports hangs. A new hang is reported only after all ranks have continued."""
 
     def __init__(
         self,
@@ -101,22 +100,22 @@ class HangTask:
 
         Args:
             directory: directory for hang files.
-            threshold: the limit; it may learn from the step times that ``poll`` passes to it.
+            threshold: the limit, which may be learnt from step times.
             log: gets the reports.
-            mismatches: returns the mismatched collectives that are known by now.
+            mismatches: returns the mismatched collectives that are known so far.
         """
         self._directory = directory
         self._mismatches = mismatches
         self._threshold = threshold
         self._log = log
         self._open: HangFile | None = None
-        #: Rank whose native stacks are being read; the next field: ranks and process ids that
-        #: follow.
+        #: The rank whose native stacks are being read.
         self._native: tuple[int, py_spy.NativeDump] | None = None
+        #: Ranks and process ids whose native stacks are read next.
         self._native_wanted: list[tuple[int, int]] = []
 
     def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Reports a new hang, the end of the open one, and stacks that have been read."""
+        """Reports hangs and the ends of hangs, and stores stacks."""
         states = [feed.state for feed in feeds if feed.state is not None and feed.is_seen]
         for state in states:
             for step_ns in state.new_step_ns:
@@ -142,13 +141,13 @@ class HangTask:
         self._go_on()
 
     def finish(self) -> None:
-        """Ends py-spy if it still reads native stacks."""
+        """Ends py-spy if it is reading native stacks."""
         if self._native is not None:
             self._native[1].close()
             self._native = None
 
     def _close(self, now_ns: int, over: bool) -> None:
-        """Closes the open hang, if any; ``over`` is False if all ranks died in it."""
+        """Closes the open hang, if any. ``over`` is False if all ranks died during the hang."""
         if self._open is None:
             return
         if self._native is not None:
@@ -163,10 +162,6 @@ class HangTask:
         self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
-        """Reads the Python stacks of the ranks that explain the hang, and reports the hang.
-
-        Also lists the ranks whose native stacks are to be read in later looks.
-        """
         here = {
             feed.state.rank: feed.process
             for feed in feeds
@@ -181,14 +176,12 @@ class HangTask:
         for rank, read in stacks.items():
             name = file.add_stack(rank, "", read.text, read.problem)
             self._log.say(f"stacks of rank {rank}: {name or read.problem}")
-        # To read native frames, py-spy stops the process; this is impossible if the process is
-        # already stopped.
+        # py-spy stops a process to read native frames, so stopped processes are left out.
         movable = [rank for rank in wanted if not here[rank].held_up]
         if py_spy.find_py_spy():
             self._native_wanted = [(rank, here[rank].pid) for rank in movable]
 
     def _go_on(self) -> None:
-        """Stores native stacks that have been read and starts reading the next rank's."""
         if self._native is not None and self._open is not None:
             rank, reader = self._native
             read = reader.poll()
@@ -203,14 +196,14 @@ class HangTask:
 
 
 class SampleTask:
-    """Runs py-spy to sample the stacks of this host's ranks, each from its first step on."""
+    """Samples the stacks of this host's ranks with py-spy, from each rank's first step on."""
 
     def __init__(self, directory: Path, log: Log) -> None:
-        """Sets the directory for the files of samples, and the log for failures."""
+        """Sets the directory for samples, and the log for failures."""
         self._directory = directory
         self._log = log
         self._samplers: dict[int, py_spy.Sampler] = {}
-        #: Ranks for which the log says that py-spy could not be started.
+        #: Ranks for which a failure to start py-spy was logged.
         self._failed: set[int] = set()
 
     def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
@@ -270,16 +263,13 @@ class MismatchTask:
         self._tell(last=False)
 
     def known(self) -> list[Mismatch]:
-        """Returns each group's first and latest reported mismatch, and mismatches not yet reported.
-
-        Some ranks may not have issued the collectives of the latter yet.
-        """
+        """Returns each group's first and latest mismatch, and unreported mismatches."""
         differing = [*self._finder.first(), *self._finder.known()]
         by_number = {(mismatch.group, mismatch.seq): mismatch for mismatch in differing}
         return [*map(self._with_lines, by_number.values())]
 
     def finish(self) -> None:
-        """Reports mismatches that were still waiting for other ranks' collectives."""
+        """Reports the remaining mismatches."""
         self._tell(last=True)
 
     def _tell(self, last: bool) -> None:
@@ -287,7 +277,6 @@ class MismatchTask:
             self._log.event("mismatch", mismatch.sentence, mismatch)
 
     def _with_lines(self, mismatch: Mismatch) -> Mismatch:
-        """Adds what is known of the lines that issued the group's collectives."""
         ranks = [rank for rank, _ in mismatch.issue_ns]
         paths = self._lines.of(mismatch.group, mismatch.seq, ranks)
         return with_lines(mismatch, paths, self._finder.agree_since(mismatch.group, mismatch.seq))
@@ -304,8 +293,7 @@ class AnomalyTask:
 
     def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Looks for lasting changes in the steps that all ranks of this host have completed."""
-        # Ranks of other hosts are left out: their hosts have other clocks, and watchdogs of their
-        # own.
+        # Ranks of other hosts are left out, because each host has its own clock and watchdog.
         here = {
             feed.state.rank: (feed, feed.state)
             for feed in feeds

@@ -1,4 +1,4 @@
-"""Limits of the time that a step or a collective may last before the watchdog reports a hang."""
+"""Time limits of steps and collectives, after which the watchdog reports a hang."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from collections import deque
 from commprof.errors import UsageError
 from commprof.stats.intervals import robust_deviation
 
-#: Value of ``--watchdog`` in place of seconds.
+#: Value of ``--watchdog`` with which the limit is learnt.
 AUTO = "auto"
-#: Value of the watchdog process's ``--threshold`` that reports no hangs.
+#: Value of ``--threshold`` with which no hangs are reported.
 OFF = "off"
-#: Limit of ``auto`` until ``_LEARN_STEPS`` steps have ended: compilers and first batches can take
-#: minutes.
+#: Limit of ``auto`` until ``_LEARN_STEPS`` steps have ended. The first steps can take minutes.
 START_S = 300.0
 #: Smallest limit that ``auto`` sets.
 FLOOR_S = 10.0
 _LEARN_STEPS = 10
-#: Number of recent steps that median and deviation cover.
+#: Number of recent steps from which the median and the deviation are computed.
 _RECENT_STEPS = 500
 #: The limit of ``auto`` is at least this multiple of the median step.
 _TIMES_MEDIAN = 10.0
 #: The limit of ``auto`` is at least the median step plus this many robust standard deviations.
 _DEVIATIONS = 20.0
-#: The limit of ``auto`` is at least this multiple of the longest completed step, such as a step
-#: with a checkpoint.
+#: The limit of ``auto`` is at least this multiple of the longest completed step.
 _TIMES_LONGEST = 3.0
 _NS_PER_S = 1e9
 
 
 def parse_threshold(text: str, given_as: str = "") -> float | None:
-    """Parses a threshold: returns the seconds, or None for ``auto``.
+    """Parses a threshold. Returns the seconds, or None for ``auto``.
 
     Args:
         text: the value to parse.
-        given_as: option and value, as an error names them; if empty, ``--watchdog`` and the value.
+        given_as: the option with its value, for error messages; empty for ``--watchdog``.
 
     Raises:
         UsageError: the value is neither ``auto`` nor a number of seconds above 0.
@@ -60,16 +58,16 @@ class Threshold:
     def __init__(self, fixed_s: float | None) -> None:
         """Sets a fixed threshold; None to learn it from steps."""
         self._fixed_s = fixed_s
-        #: The first rank that completed a step; the next field: the durations of its recent steps.
+        #: The first rank that completed a step.
         self._rank: int | None = None
+        #: Durations of that rank's recent steps.
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._longest_ns = 0
 
     def learn(self, step_ns: int, rank: int = 0) -> None:
-        """Adds the duration of a completed step of any rank.
+        """Adds the duration of a completed step.
 
-        A step that several ranks complete counts once: the median is over the steps of the first
-        rank that completed one. The longest step is the longest of any rank.
+        Only one rank's steps count for the median. All ranks' steps count for the longest step.
         """
         if self._rank is None:
             self._rank = rank
@@ -79,7 +77,7 @@ class Threshold:
 
     @property
     def limit_ns(self) -> int:
-        """Time in ns from a step's begin or a collective's issue until it counts as hung."""
+        """Time in ns after which a step or a collective counts as hung."""
         if self._fixed_s is not None:
             return int(self._fixed_s * _NS_PER_S)
         if len(self._recent_ns) < _LEARN_STEPS:

@@ -21,15 +21,13 @@ from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.trace.run.endings import rank_and_attempt
 from commprof.trace.run.processes import identity
 
-#: Seconds between two looks at the ranks' traces.
 LOOK_S = 0.5
-#: Looks between two searches for new traces.
+#: New traces are searched for once in this many looks.
 _SEARCH_EVERY = 4
-#: A watchdog without a launcher ends if it sees no rank of this host for this many seconds.
+#: A watchdog without a launcher ends after this many seconds if it has found no rank of this host.
 _PATIENCE_S = 600.0
-#: A watchdog without a launcher continues for this many seconds after the last rank's end. The time
-#: must be short: an elastic restart starts another watchdog, and a reader of the ranks' output
-#: waits until all writers, such as the watchdog, have ended.
+#: Seconds for which a watchdog without a launcher continues after the last rank's end. The time is
+#: short, because readers of the ranks' output wait until the watchdog has ended too.
 _GRACE_S = 0.6
 
 
@@ -47,16 +45,16 @@ class WatchedJob:
 
     @property
     def alive(self) -> bool:
-        """True if a rank of this host may still record something."""
+        """True if a rank of this host may record more."""
         return any(feed.process is not None and not feed.over for feed in self._feeds.values())
 
     @property
     def was_here(self) -> bool:
-        """True if a rank of this host was seen."""
+        """True if a rank of this host was found."""
         return any(feed.process is not None for feed in self._feeds.values())
 
     def search(self) -> None:
-        """Opens traces that were not seen before."""
+        """Opens new traces."""
         for path in sorted(self.directory.glob("rank_*.trace")):
             is_known = path in self._feeds or path in self._passed
             if not is_known and rank_and_attempt(path) is not None:
@@ -80,7 +78,7 @@ class WatchedJob:
             feed.close()
 
     def _restart(self, attempt: int) -> None:
-        """Drops the ranks of earlier attempts, because all ranks of an elastic job start again."""
+        """Drops the ranks of earlier attempts. An elastic restart starts all ranks again."""
         self._attempt = attempt
         for path, feed in list(self._feeds.items()):
             if feed.metadata and feed.attempt < attempt:
@@ -104,13 +102,14 @@ def watch(
     tells: bool = True,
     samples: bool = False,
 ) -> None:
-    """Watches the jobs that record into a directory until they are over.
+    """Watches the jobs that record into a directory until all jobs are over.
 
     Args:
-        directory: directory of traces, watched with its subdirectories ``job_N``; may be missing.
+        directory: directory of traces. It need not exist yet. Its subdirectories ``job_N`` are
+            watched too.
         threshold_s: the hang threshold; None to learn it from the run.
-        parent: process id of the launcher, which need not be this process's parent; watching
-            continues while the launcher lives. None if there is no launcher.
+        parent: process id of the launcher; None if there is no launcher. Watching continues while
+            the launcher runs.
         quiet: True to write nothing to stderr.
         tells: True to report hangs, mismatched collectives and lasting changes of speed.
         samples: True to sample the ranks' stacks with py-spy.
@@ -151,11 +150,9 @@ def watch(
 
 
 class _Launcher:
-    """The process that started the ranks."""
-
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        #: Start of the process, which distinguishes it from a later process with the same id.
+        #: Identity of the process. A later process with the same id has another identity.
         self._began = identity(pid)
         if not self.lives:
             raise UsageError(
@@ -166,8 +163,7 @@ class _Launcher:
 
     @property
     def lives(self) -> bool:
-        """True until the process ends."""
-        # The parent of this process lives, even if no procfs shows it.
+        # A parent runs even if /proc does not show it.
         is_parent = os.getppid() == self._pid
         return is_parent or (bool(self._began) and identity(self._pid) == self._began)
 
@@ -175,7 +171,6 @@ class _Launcher:
 def _search(
     directory: Path, jobs: dict[Path, WatchedJob], tasks: Callable[[Path], list[WatchTask]]
 ) -> None:
-    """Adds ``directory`` and its ``job_N`` to ``jobs`` if they hold traces; opens new traces."""
     for folder in (directory, *sorted(directory.glob("job_*"))):
         if folder not in jobs and any(folder.glob("rank_*.trace")):
             jobs[folder] = WatchedJob(folder, tasks)

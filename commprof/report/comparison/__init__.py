@@ -1,1 +1,1 @@
-"""Rendering of a sweep, and of comparisons of two runs or two sweeps."""
+"""Renders a sweep, a comparison of two runs, or a comparison of two sweeps."""

@@ -1,4 +1,4 @@
-"""Rendering of a sweep as text, in nccl-tests' columns, with the spread of its times."""
+"""Renders a sweep as a text table with the columns of nccl-tests, and the spread of the times."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ def _heading(result: SweepResult) -> str:
 
 
 def _sweeps(rows: Iterable[SweepRow] | Iterable[OverlapRow]) -> list[list[Any]]:
-    """Groups consecutive rows of the same operation and world size."""
     grouped = groupby(rows, key=lambda row: (row.key.op, row.key.world_size))
     return [list(group) for _, group in grouped]
 
@@ -95,7 +94,7 @@ def _title(key: RowKey) -> str:
 
 
 def _by_size(rows: Sequence[SweepRow]) -> list[tuple[RowKey, list[SweepRow | None]]]:
-    """Returns, for each size, the key of its first row, and [out-of-place row, in-place row].
+    """Returns a key for each size, and the rows of the size: [out-of-place, in-place].
 
     A missing row is None.
     """
@@ -175,7 +174,6 @@ def _problems(problems: Sequence[str]) -> str:
 
 
 def _number(value: float, width: int) -> str:
-    """Formats a value to ``width``, with more decimals for smaller values; N/A for NaN."""
     if math.isnan(value):
         return f"{'N/A':>{width}}"
     decimals = 2 if abs(value) < 1000 else 1 if abs(value) < 10000 else 0
@@ -208,7 +206,7 @@ and B are equal, the chance that any row is called slower or faster is at most {
 def render_compared(comparison: SweepComparison, tables: int | None = None) -> str:
     """Renders a comparison of two sweeps: rows, other differences, and a summary.
 
-    ``tables``: width in characters above which a table is split; None to split no table.
+    A table wider than ``tables`` characters is split. None means that no table is split.
     """
     rows = comparison.rows
     blocks = [tabulated([_cells(row) for row in rows], _HEADERS, _LEFT, tables)]

@@ -1,4 +1,4 @@
-"""Rendering of a comparison of two runs as text for the terminal, and as JSON."""
+"""Renders a comparison of two runs as text for the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
 from commprof.text import counted, fitted, printable
 
 LEGEND = """\
-Medians over the measured steps in ms. The step is that of the slowest rank, its parts are means
-over ranks, and a collective lasts from its issue to its completion. B/A: ratio of the medians
-[95 % interval]. p: rank-sum test over the steps, for parts and collectives corrected for their
-number. Interval and p count correlated steps as fewer independent steps; with too few, neither is
-shown. changed: p < 0.05 and the interval excludes 1. This says that the two runs differ, but not
-why: other programs on the machine may be the cause."""
+Medians over the measured steps in ms. step: time of the slowest rank. Parts of the step: means over
+ranks. Collectives: time from issue to completion. B/A: ratio of the medians [95 % interval]. p:
+rank-sum test over the steps. The p of parts and collectives is corrected for the number of tests.
+Interval and p count correlated steps as fewer independent steps. If these are too few, interval and
+p are not shown. changed: p < 0.05, and the interval excludes 1. A change shows that the two runs
+differ, but not why: other programs on the machine may be the cause."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8
-#: Largest number of characters of a setting that are shown.
 _LONGEST = 60
-#: Largest number of characters that are shown before the first difference of two settings.
 _BEFORE = 12
 
 
 def render(
     result: RunComparison, fail_above: float | None, width: int, tables: int | None = None
 ) -> str:
-    """Renders a comparison of two runs as prose of ``width`` characters and as tables.
+    """Renders a comparison of two runs as text.
 
-    Tables wider than ``tables`` characters are split; None leaves them whole.
+    Prose is wrapped to ``width`` characters. A table wider than ``tables`` characters is split.
+    None means that no table is split.
     """
     blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
     for world in result.worlds:
@@ -54,7 +53,7 @@ def render(
 
 
 def comparison_grid(world: WorldComparison) -> Grid:
-    """Makes a table with a row per part of the step, and a row per collective that takes long."""
+    """Makes a table with a row per part of the step, then a row per collective (at most 8)."""
     changes = [*world.parts, *world.collectives[:_MOST_COLLECTIVES]]
     if world.is_busy:
         changes.insert(1, world.with_cores)
@@ -102,8 +101,8 @@ def only_summarised(result: RunComparison) -> Iterator[str]:
     """Yields a sentence for each run that holds only summaries of its steps."""
     for which in result.summarised:
         yield (
-            f"{which} was recorded in always-on mode, which keeps no single step; record it in "
-            "full mode (--mode full)."
+            f"{which} was recorded in always-on mode, which does not keep single steps; record it "
+            "in full mode (--mode full)."
         )
 
 
@@ -119,7 +118,7 @@ def _about_step(world: WorldComparison) -> str:
             f"of the two runs count as only {worth} independent ones; each run needs 4. Record "
             "more steps."
         )
-    # the step differs significantly, but the step without run delay does not
+    # the step changed significantly, but not after run delay was subtracted
     if math.isnan(step.p_value):
         return (
             f"the step's change ({change}) may come from a lack of cores. After subtracting the "
@@ -168,7 +167,6 @@ def _steps(world: WorldComparison) -> str:
 
 
 def _differing(a: str, b: str) -> tuple[str, str]:
-    """Shortens two long values to the part where they begin to differ."""
     a, b = printable(a), printable(b)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     begin = max(0, same - _BEFORE) if max(len(a), len(b)) > _LONGEST else 0
@@ -182,21 +180,27 @@ SCHEMA_VERSION = 2
 
 
 def render_json(result: RunComparison, fail_above: float | None) -> str:
-    """Renders a comparison as indented JSON; figures that do not exist are null.
+    """Renders a comparison as indented JSON. Unknown figures are null.
 
-    ``a`` and ``b`` name the runs; ``worlds`` has an object per world size that both runs have,
-    ``only_a`` and ``only_b`` are the world sizes with figures in one run only, ``settings`` are the
-    settings that differ between the runs, ``fail_above`` is the argument (null for None), and
-    ``slower`` lists the world sizes whose step is significantly longer in B by more than
-    ``fail_above``; ``not_compared`` lists figures that the recordings of a run do not support, with
-    ``run`` ("A" or "B"), ``world_size``, ``figures`` and ``lacking``. Each of ``worlds`` has
-    ``num_processes``, ``steps`` (measured in A and in B),
-    ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (for A
-    and for B: run delay as a fraction of the ranks' time outside of waiting; run delay is time in
-    which a rank could run but had no core). Each world also has the changes ``with_cores`` (of the
-    step time without run delay), ``parts`` and ``collectives``; each change has ``name``, ``a_ms``,
-    ``b_ms``, ``ratio`` (``value``, ``low``, ``high``; null if unknown), ``p_value`` and
-    ``significant``.
+    The object has these fields:
+
+    - ``a``, ``b``: names of the runs.
+    - ``worlds``: an object per world size that both runs have.
+    - ``only_a``, ``only_b``: world sizes with figures in only one run.
+    - ``settings``: settings that differ between the runs.
+    - ``fail_above``: the argument.
+    - ``slower``: world sizes at which B's step is significantly longer by more than ``fail_above``.
+    - ``not_compared``: figures that the recordings of a run do not support.
+
+    Each object of ``worlds`` has these fields:
+
+    - ``num_processes``: the world size.
+    - ``steps``: number of measured steps in A and in B.
+    - ``effective_steps``: number of independent steps that the measured steps are worth.
+    - ``no_core_share``: for A and for B, the fraction of the time outside of waiting in which ranks
+      could run but had no core.
+    - ``with_cores``: change of the step time after this time without a core is subtracted.
+    - ``parts``, ``collectives``: changes of the parts of the step and of the collectives.
     """
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
     value = {

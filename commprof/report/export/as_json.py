@@ -29,9 +29,9 @@ from commprof.field_groups import plain_fields
 from commprof.files import plain
 from commprof.satellites import AddedReport
 
-#: Incremented when a field changes its meaning or is removed, not when a field is added. Since 2,
-#: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device; since 3, the
-#: transfer is called ``transfer`` everywhere, no longer ``wire``.
+#: Incremented when a field changes its meaning or is removed, not when a field is added. In version
+#: 2, ``idle_ms`` of ``kernels`` no longer included copies. In version 3, ``wire`` was renamed to
+#: ``transfer``.
 SCHEMA_VERSION = 3
 _INDENT = 2
 #: JSON Schema of the files that ``render`` writes.
@@ -50,12 +50,12 @@ def render(
 
 
 def _text(value: dict[str, Any]) -> str:
-    """Returns a document as indented JSON, in which NaN and infinity are null."""
+    """Formats a document as indented JSON; NaN and infinity become null."""
     return (_write(value) or json.dumps(plain(value), indent=_INDENT, allow_nan=False)) + "\n"
 
 
 def _write(value: dict[str, Any]) -> str | None:
-    """Does what ``json.dumps`` does, ten times as fast; None if the C++ module cannot do it."""
+    """Formats a document with the C++ module, which is faster; None if that is not possible."""
     try:
         from commprof._reading import plain_json
     except ImportError:  # the module was not built, or is too old
@@ -72,8 +72,7 @@ def as_dict(
 ) -> dict[str, Any]:
     """Returns a run as a dictionary of plain values, as in the JSON result.
 
-    A run with a trial has "trial"; any other run has "verdict" and "card" (the run's main figures).
-    These two describe steps of one setting, but a trial's steps alternate between candidates.
+    A run with a trial has the trial's results. Any other run has "verdict" and "card".
     """
     value: dict[str, Any] = plain(_document(result, cost, added, verdict, card))
     return value
@@ -86,7 +85,7 @@ def _document(
     verdict: Verdict | None,
     card: Card | None,
 ) -> dict[str, Any]:
-    """Returns what ``as_dict`` does, with NaN and infinity as they are."""
+    """Returns the dictionary of ``as_dict``, but keeps NaN and infinity."""
     runs = [
         _world(result, world, scale)
         for world, scale in zip(result.worlds, result.scaling, strict=True)
@@ -126,7 +125,7 @@ def render_strategies(
     verdicts: Sequence[Verdict | None],
     cards: Sequence[Card | None],
 ) -> str:
-    """Renders a comparison of strategies as JSON, followed by each run with its verdict."""
+    """Renders a comparison of strategies as JSON, with the result of each run."""
     runs = zip(results, verdicts, cards, strict=True)
     value = {
         "schema_version": SCHEMA_VERSION,
@@ -185,7 +184,6 @@ def _strategy(row: StrategyRow) -> dict[str, Any]:
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
-    """Returns the figures of one world size, by keys that are common in users' scaling reports."""
     return {
         "timestamp": result.context["timestamp"],
         "num_processes": world.world_size,

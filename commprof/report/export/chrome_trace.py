@@ -1,7 +1,7 @@
 """Timelines in the Chrome trace format, which Perfetto and chrome://tracing open.
 
 Format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-Times are microseconds since the begin of the exported part, written to the nanosecond.
+Times are in microseconds since the begin of the exported part, with three decimals.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 from commprof.analysis.timeline.rank import Column, RankActivity, Track
 
-#: Number of slices turned into text at a time, which bounds the memory needed.
+#: Slices are turned into text in chunks of this many, to limit the use of memory.
 _CHUNK = 4096
-#: Name of an arrow, the same at both ends as the format demands.
+#: Name of an arrow. The format demands that the two ends have the same name.
 _ARROW = '"name":"last to arrive","cat":"arrivals"'
 
 
@@ -42,7 +42,7 @@ def write(out: TextIO, about: Mapping[str, Any], events: Iterable[str]) -> int:
 
 
 def rank_events(timeline: RankActivity, origin_ns: int, sort_index: int) -> Iterator[str]:
-    """Yields all events of one rank, which becomes a process with a thread per lane.
+    """Yields all events of one rank. In the trace, the rank is a process with a thread per lane.
 
     Args:
         timeline: timeline of the rank.
@@ -66,7 +66,7 @@ def rank_events(timeline: RankActivity, origin_ns: int, sort_index: int) -> Iter
 
 
 def microseconds(time_ns: int) -> str:
-    """Formats nanoseconds exactly, as JSON microseconds."""
+    """Formats a time in nanoseconds as microseconds with three decimals."""
     sign, time_ns = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
     return f"{sign}{time_ns // 1000}.{time_ns % 1000:03d}"
 
@@ -98,7 +98,7 @@ def _slices(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
 
 
 def _members(name: str, column: Column) -> list[str]:
-    """Formats a column as members of JSON objects; an unknown value gives an empty string."""
+    """Formats each value as ``"name":value``; an unknown value gives an empty string."""
     key = json.dumps(name) + ":"
     if isinstance(column, list):
         return ["" if value is None else key + _quoted(value) for value in column]
@@ -109,11 +109,12 @@ def _members(name: str, column: Column) -> list[str]:
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    """Yields one rank's ends of arrows, which lead from the rank that came last to those that wait.
+    """Yields the ends of arrows on one rank.
 
-    On a waiting rank, the arrow ends in an additional slice named "transfer", which lasts from the
-    last rank's arrival until the collective's end. Perfetto would reverse an arrow that ended in
-    the slice of the whole collective, because that slice begins before the arrow.
+    An arrow leads from the rank that came last to a rank that waited. On the waiting rank, the
+    arrow ends in an extra slice named "transfer", which lasts from the last rank's arrival until
+    the collective's end. The arrow cannot end in the slice of the whole collective. That slice
+    begins before the arrow, so Perfetto would reverse the arrow.
     """
     flows = track.flows
     assert flows is not None
@@ -134,5 +135,4 @@ def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
 
 @functools.lru_cache(maxsize=4096)
 def _quoted(text: str) -> str:
-    """Formats a JSON string; results are cached, because the same few strings recur often."""
     return json.dumps(text)

@@ -1,4 +1,4 @@
-"""Table rows on a job, from its logs of NCCL Inspector; names of columns include their units."""
+"""Makes table rows from a job's logs of NCCL Inspector. Names of columns include units."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
 """Export of a run as a folder of Parquet tables, for DuckDB, Spark, Ray Data, Polars and others.
 
-The tables are ``steps`` and ``parts`` (a row per rank and measured step), ``collectives`` (per call
-of a rank in these steps) and ``waits`` (per rank, step, rank where the waiting began, and activity
-of that rank). Each table has one file per 128 ranks, in directories partitioned as in Hive:
-``TABLE/world_size=N/ranks=FIRST-LAST/part.parquet``. Names of columns include units; figures that
-are not known are null. Ranks that recorded no step appear only in the table ``kinds`` (per kind of
-collective over all ranks, one file per world size).
+The tables are:
 
-The files are written in row groups of a few ranks, from arrays: no row is ever a Python object.
+- ``steps``, ``parts``: a row per rank and measured step.
+- ``collectives``: a row per call of a rank in a measured step.
+- ``waits``: a row per rank, step, rank where the waiting began, and activity of that rank.
+- ``kinds``: a row per kind of collective. Ranks without steps appear only in this table.
+
+Each table has one file per 128 ranks, in directories partitioned as in Hive:
+``TABLE/world_size=N/ranks=FIRST-LAST/part.parquet``. The table ``kinds`` has one file per world
+size. Names of columns include units. Unknown figures are null.
 """
 
 from __future__ import annotations
@@ -46,15 +48,13 @@ if TYPE_CHECKING:
     from commprof.analysis.world import WorldResult
     from commprof.report.full_report import FullReport
 
-#: Largest number of ranks in one file.
 RANKS_OF_A_FILE = 128
-#: A row group is written once it has this many rows; it holds all rows of each of its ranks.
+#: A row group is written as soon as it has this many rows. A rank's rows are in one row group.
 _GROUP_ROWS = 1 << 16
 
-#: Name of the table with a row per kind of collective.
 KINDS = "kinds"
 _CALL_TIMES = ("duration", "queue", "wait", "transfer", "group_transfer", "exposed")
-#: Name and type, as pyarrow calls it, of each column of each table.
+#: Columns of each table: the name, and pyarrow's name of the type.
 SCHEMAS: dict[str, dict[str, str]] = {
     "steps": {
         **{"rank": "int32", "host": "string", "step": "int64"},
@@ -93,7 +93,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         },
     },
 }
-#: Columns of integers in which a negative number means that the value is unknown.
+#: Integer columns in which a negative number means an unknown value.
 _MAY_BE_UNKNOWN = ("group_size", "size_bytes")
 
 
@@ -106,9 +106,8 @@ def check_folder(folder: Path, force: bool) -> None:
     """Checks, before the run is read, that tables can be written into a folder.
 
     Raises:
-        UsageError: pyarrow is not installed; the folder is a file, has no parent directory or
-            cannot be written to; it has contents and ``force`` is False; or something in it has
-            the name of a table, but was not written by commprof.
+        UsageError: pyarrow is not installed, the folder cannot be written to, or the folder has
+            contents that must not be replaced.
     """
     pyarrow_modules()
     another = "or name another -o DIR"
@@ -137,7 +136,6 @@ def check_folder(folder: Path, force: bool) -> None:
 
 
 def _is_table(path: Path) -> bool:
-    """True if a directory holds nothing but a table's partitions."""
     if path.is_symlink() or not path.is_dir():
         return False
     return all(inner.name.startswith("world_size=") for inner in path.iterdir())
@@ -146,9 +144,9 @@ def _is_table(path: Path) -> bool:
 def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
     """Writes all tables of a run into a folder; returns the number of rows of each table.
 
-    Older tables in the folder (see :func:`check_folder`) are replaced once all new ones are
-    written. If writing or replacing fails, all of the older tables stay, and newly written files
-    are removed. An older table that cannot be moved back stays where the error says.
+    Older tables in the folder are replaced only after all new tables are written. After an error,
+    the older tables are in the folder again. If an older table cannot be moved back, the error says
+    where it is.
 
     Raises:
         CommprofError: no step and no collective was recorded.
@@ -179,20 +177,20 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
         is_known = error.errno is not None and error.errno in errno.errorcode
         reason = os.strerror(error.errno or 0) if is_known else str(error)
         raise UsageError(
-            f"cannot write the tables into {quoted(folder)}: {printable(reason)}; what was "
-            f"written of them is removed{_left_behind(partial)}; name another -o DIR"
+            f"cannot write the tables into {quoted(folder)}: {printable(reason)}; the files "
+            f"written so far are removed{_left_behind(partial)}; name another -o DIR"
         ) from None
     finally:
         if is_replaced or not _left_behind(partial):
             shutil.rmtree(partial, ignore_errors=True)
         if is_new:
-            with suppress(OSError):  # the folder is not empty: it holds the tables
+            with suppress(OSError):  # fails if the folder holds the tables
                 folder.rmdir()
     return counts
 
 
 def _replace_tables(folder: Path, partial: Path) -> None:
-    """Replaces a folder's older tables by the new ones in ``partial``: all, or none on an error."""
+    """Moves new tables from ``partial`` to ``folder``; after an error, restores older tables."""
     replaced = []
     try:
         for table in SCHEMAS:
@@ -222,7 +220,7 @@ def _left_behind(partial: Path) -> str:
 
 
 def unknown_lines(report: FullReport) -> Iterator[str]:
-    """Yields a line for each figure that is null, or that has no rows, in tables of this run."""
+    """Yields a line for each kind of figure that the tables of this run lack, with the reason."""
     named = {
         Figure.PARTS: "the parts of steps are null",
         Figure.EXPOSED: "exposed_ms is null",
@@ -240,7 +238,6 @@ def unknown_lines(report: FullReport) -> Iterator[str]:
 def _write_world(
     detail: WorldDetail, world: WorldResult, folder: Path
 ) -> Iterator[tuple[str, int]]:
-    """Writes the files of one world size; yields the name and number of rows of each table."""
     seen = detail.drawn.seen()
     if seen is None:
         raise ValueError("the ranks' records were freed when the timeline was drawn")
@@ -265,7 +262,6 @@ def _write_world(
 
 
 def _write_file(path: Path, table: str, ranks: Iterable[tuple[int, str, Columns]]) -> int:
-    """Writes one file of a table in row groups of whole ranks; returns its number of rows."""
     arrow, parquet = pyarrow_modules()
     schema = _schema(table)
     path.mkdir(parents=True)
@@ -293,7 +289,6 @@ def _write_file(path: Path, table: str, ranks: Iterable[tuple[int, str, Columns]
 
 
 def _kinds(report: FullReport) -> dict[int, list[Row]]:
-    """Returns the rows of the kinds of collectives by world size."""
     rows_of: dict[int, list[Row]] = {}
     for row in TABLES["collectives"](report):
         rows_of.setdefault(row["world_size"], []).append(row)
@@ -326,7 +321,6 @@ def _types(table: str) -> list[tuple[str, str]]:
 
 
 def _array(arrow: Any, name: str, kind: str, table_columns: Columns) -> Any:
-    """Returns a column as an array of arrow; unknown values are null."""
     column: Column = table_columns[name]
     if isinstance(column, Names):
         names = arrow.array([printable(text) or None for text in column.names], arrow.string())

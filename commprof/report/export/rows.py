@@ -1,10 +1,15 @@
-"""Export of a run as flat rows, in CSV and Parquet; the name of every column includes its unit.
+"""Export of a run as flat rows, in CSV and Parquet. Names of columns include units.
 
-There are four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank
-and measured step) and ``collectives`` (per operation, group, type, reduction and size). A run with
-a trial of several candidates (settings that are compared) has a fifth, ``candidates``, and lacks
-the first two: the candidates alternate in the run's steps, so means over the steps would describe
-no candidate.
+The tables are:
+
+- ``worlds``: a row per world size.
+- ``ranks``: a row per rank.
+- ``steps``: a row per rank and measured step.
+- ``collectives``: a row per operation, group, type, reduction and size.
+- ``candidates``: a row per candidate of a trial, which compares settings.
+
+A run with a trial has no tables ``worlds`` and ``ranks``. These tables hold means over steps, but
+the steps of a trial alternate between candidates.
 """
 
 from __future__ import annotations
@@ -40,8 +45,7 @@ def rows(report: FullReport, table: str, added: AddedReport | None = None) -> li
         added: report of the run's trial, if there was one.
 
     Raises:
-        UsageError: the table is that of a trial, and the run has none; or the run has a trial, and
-            the table would hold means over its steps.
+        UsageError: the run has no such table.
     """
     table = table or ("worlds" if added is None else added.table_name)
     if added is None and table == CANDIDATES:
@@ -164,18 +168,17 @@ def _collective(row: CollectiveRow) -> Row:
 
 
 def _parts(parts: StepParts) -> Row:
-    """Returns the parts of a step as columns, and the step's own mean time as ``mean_step_ms``.
+    """Returns the parts of a step as columns.
 
-    The prefix ``mean_`` tells this column from ``step_median_ms`` and ``step_p95_ms``, which
-    describe the slowest rank.
+    The step time is renamed to ``mean_step_ms``. It is a mean over ranks, but ``step_median_ms``
+    and ``step_p95_ms`` describe the slowest rank.
     """
     named = dataclasses.asdict(parts)
     return {"mean_step_ms": named.pop("step_ms"), **named}
 
 
-#: Name of the table of a trial.
 CANDIDATES = "candidates"
-#: Tables of means over steps.
+#: Tables that hold means over steps.
 _MEANS = ("worlds", "ranks")
 TABLES: dict[str, Callable[[FullReport], Iterator[Row]]] = {
     "worlds": _worlds,
@@ -185,14 +188,15 @@ TABLES: dict[str, Callable[[FullReport], Iterator[Row]]] = {
 }
 
 
-#: First characters of text that a spreadsheet interprets as a formula.
+#: A spreadsheet interprets text as a formula if the text begins with one of these characters.
 _FORMULA = ("=", "+", "-", "@")
 
 
 def as_csv(report: FullReport, table: str, added: AddedReport | None = None) -> str:
-    """Renders rows as CSV (RFC 4180, but with newlines as line ends), with a line of column names.
+    """Renders a table as CSV, with a line of column names.
 
-    Figures that do not exist are empty. The text is empty if there are no rows.
+    The format is that of RFC 4180, but lines end with a newline. Unknown figures are empty. The
+    text is empty if there are no rows.
 
     Raises:
         UsageError: as for ``rows``.
@@ -220,7 +224,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def as_parquet(report: FullReport, table: str, added: AddedReport | None = None) -> bytes:
-    """Renders rows as a Parquet file, using pyarrow; figures that do not exist are null.
+    """Renders a table as a Parquet file. Unknown figures are null.
 
     Raises:
         UsageError: pyarrow is not installed; or as for ``rows``.

@@ -1,7 +1,7 @@
-"""Figures that the page's scripts draw, as JSON.
+"""Makes the JSON with the figures that the page's scripts draw.
 
-Times of the timeline are whole microseconds. Its columns ``begin``, ``issue``, ``step`` and
-``collective`` hold the difference of each value from the one before.
+Times of the timeline are whole microseconds. In the columns ``begin``, ``issue``, ``step`` and
+``collective``, each number is the difference from the previous value.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from commprof.text import printable
 
 #: Largest size of a page with all of its contents: 1 MB.
 MOST_BYTES = 1_000_000
-#: Largest number of spans of all timelines, since browsers draw them one by one.
+#: Largest number of spans in all timelines. Browsers draw spans one by one.
 MOST_SPANS = 30_000
-#: Largest number of points in the picture of the steps; in longer runs a point shows the slowest of
-#: several steps.
+#: Largest number of points in the picture of the steps. In a longer run, each point shows the
+#: slowest of several steps.
 MOST_POINTS = 1_000
 _LONGEST_NAME = 60
 
@@ -43,10 +43,7 @@ Ints = npt.NDArray[np.int64]
 def page_data(
     reports: Sequence[FullReport], added: AddedReport | None = None, most_bytes: int = MOST_BYTES
 ) -> str:
-    """Renders the page's data as text that can be placed in a script element.
-
-    The text contains nothing that could end the element or begin another.
-    """
+    """Renders the page's data as text that is safe inside a script element."""
     return _text(as_dict(reports, added, most_bytes))
 
 
@@ -58,8 +55,8 @@ def as_dict(
     Args:
         reports: report of one run, or of one run for each strategy.
         added: report of the run's trial, if there was one.
-        most_bytes: limit in bytes on the data as text. The timelines are cut to meet this
-            limit, but keep at least a span of each kind and rank.
+        most_bytes: largest size of the data as text, in bytes. Timelines are shortened, as far as
+            possible, to meet this limit.
     """
     details = [detail for report in reports for detail in report.details]
     worlds = [
@@ -78,13 +75,11 @@ def as_dict(
 
 
 def _text(value: Any) -> str:
-    """Renders a plain value as JSON in ASCII, with ``&``, ``<`` and ``>`` escaped."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -> dict[str, Any]:
-    """Returns the data of one world size without its timeline."""
     low, high = world.timing.step_quartiles_ms
     return {
         "name": page_label(name),
@@ -100,7 +95,6 @@ def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -
 
 
 def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]:
-    """Returns the 95 % interval of samples/s, from the interval of the slowest rank's mean step."""
     if len(detail.slowest_ms) == 0:
         return [math.nan, math.nan]
     step = mean_interval(detail.slowest_ms)
@@ -111,9 +105,9 @@ def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]
 
 
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
-    """Returns a curve per setting, with its points sorted by ranks.
+    """Returns a curve per setting, with points sorted by number of ranks.
 
-    "checked" is true if the points' bounds were widened by the model's error on held-out settings.
+    "checked" is true if the intervals include the model's error on held-out settings.
     """
     checked = predictions is not None and predictions.worst_error is not None
     points = () if predictions is None else predictions.points
@@ -138,7 +132,7 @@ def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
 
 
 def page_parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
-    """Returns the parts of a rank's mean step in ms; rank -1 is the mean over all ranks."""
+    """Returns the parts of a rank's mean step in ms. Rank -1 stands for the mean over all ranks."""
     rounded: dict[str, Any] = {
         name: page_number(parts[f"{name}_ms"]) for name in (*PARTS, "unsplit")
     }
@@ -148,7 +142,7 @@ def page_parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
 
 
 def _steps(detail: WorldDetail) -> dict[str, Any]:
-    """Returns index and time of each step; in long runs, of the slowest of every few steps."""
+    """Returns indices and times of steps; in a long run, only the slowest of every few steps."""
     every = -(-len(detail.steps) // MOST_POINTS) or 1
     groups = (slice(at, at + every) for at in range(0, len(detail.steps), every))
     slowest = [group.start + int(np.argmax(detail.slowest_ms[group])) for group in groups]
@@ -162,8 +156,8 @@ def _steps(detail: WorldDetail) -> dict[str, Any]:
 def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, Any]]:
     """Returns the timelines' data, cut to ``most_bytes`` in total if possible.
 
-    Each timeline may use an equal share of the bytes. What a small timeline leaves of its share is
-    divided among the larger timelines.
+    Each timeline may use an equal share of the bytes. Bytes that a small timeline does not need go
+    to larger timelines.
     """
     cut = _fewer(timelines)
     fitted = [_timeline(each) for each in cut]
@@ -181,15 +175,15 @@ def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, An
 def _shorter(
     drawn: Timeline, spans: int, size_bytes: int, most_bytes: int
 ) -> tuple[dict[str, Any], int]:
-    """Cuts a timeline to steps around its middle; returns the steps' data, and its size in bytes.
+    """Cuts a timeline to steps around its middle; returns the data, and its size in bytes.
 
-    If even the fewest possible spans are too large, returns the data of these spans.
+    If the timeline cannot be cut far enough, the data is larger than ``most_bytes``.
 
     Args:
         drawn: the whole timeline.
-        spans: number of spans that was already found too large; the search begins below it.
+        spans: number of spans that is too large. The search begins below this number.
         size_bytes: size of the data with this number of spans.
-        most_bytes: largest size of the returned data.
+        most_bytes: wanted size of the returned data.
     """
     while True:
         cut = drawn.middle(int(spans * min(0.99, most_bytes / size_bytes)))
@@ -203,8 +197,8 @@ def _shorter(
 def _fewer(timelines: Sequence[Timeline]) -> list[Timeline]:
     """Cuts timelines to ``MOST_SPANS`` spans in total.
 
-    Each timeline may keep an equal share of the spans. What a small timeline leaves of its share is
-    divided among the larger timelines.
+    Each timeline may keep an equal share of the spans. Spans that a small timeline does not need go
+    to larger timelines.
     """
     fitted = [*timelines]
     left = MOST_SPANS
@@ -282,7 +276,7 @@ def _differences(values: Ints) -> list[int]:
 
 
 def page_label(text: str) -> str:
-    """Returns a name as it stands beside a picture."""
+    """Makes a name printable, and short enough to stand beside a picture."""
     return printable(text)[:_LONGEST_NAME]
 
 

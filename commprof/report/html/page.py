@@ -1,9 +1,8 @@
 """Builds the page: text and tables as HTML, figures as JSON, style and scripts inline.
 
-The page works without scripts, except for the pictures. All text is escaped, or set by the scripts
-as text, never as markup; a content security policy with the hashes of commprof's own style and
-script allows nothing else to run and nothing to be fetched. Control characters are shown as
-escapes; only ``Markup`` is inserted unchanged.
+Without scripts, the page lacks only its pictures. All text is escaped; only values of type
+``Markup`` are inserted unchanged. A content security policy allows only commprof's own style and
+script, and no access to the network.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from commprof.text import printable
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Renders the template with the file name ``template``, with these values."""
+    """Renders a template. ``template`` is the name of its file."""
     return _environment().get_template(template).render(values)
 
 
@@ -54,20 +53,20 @@ def _shown(value: object) -> object:
 
 
 def digest(text: str) -> str:
-    """Returns the digest of a style or script, in the form of a content security policy."""
+    """Returns the digest of a style or script, as a content security policy writes it."""
     hashed = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(hashed).decode()}"
 
 
-#: Scripts in the order of their use: later ones need definitions of earlier ones.
+#: Scripts in order. A later script uses definitions of earlier scripts.
 SCRIPTS = (
     *("dom.js", "worlds.js", "bars.js", "scaling.js", "trial.js", "steps.js", "lanes.js"),
     *("timeline.js", "main.js"),
 )
 
-#: Sections whose picture comes before their table.
+#: Ids of sections that have a picture above their table.
 _PICTURES = {"trial", "step", "scaling", "steps", "timeline"}
-#: Least room in bytes for figures if tables fill the page, as with hundreds of ranks.
+#: The figures may always take this many bytes, even if large tables fill the page.
 _LEAST_DATA_BYTES = MOST_BYTES // 4
 #: Placeholder for the figures; no escaped text can contain it.
 _DATA = "\0figures\0"

@@ -20,8 +20,8 @@ _LEGEND = """\
 From the histograms of always-on mode, over all ranks, without each rank's first step. Times in ms.
 The parts of the step and their sum are exact means; median, p50, p95 and p99 are within 1 %.
 exposed: the training thread waited for communication; wait: the part of exposed before all ranks on
-which the operation depends have issued it; transfer: the part after that. wait and transfer are
-means over the steps in which they are known."""
+which the operation depends have issued the operation; transfer: the part after that. wait and
+transfer: means over the steps in which wait and transfer are known."""
 
 _OPERATIONS_LEGEND = """\
 count: calls issued on all ranks. duration: from issue to completion. blocked: waits of 1 us or more
@@ -61,7 +61,7 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
 
 
 def parts_grid(summaries: Sequence[SummaryResult]) -> Grid:
-    """Makes a table with a row per world size: the parts of its mean step."""
+    """Makes a table of the parts of the mean step, with a row per world size."""
     return Grid([_parts_row(summary) for summary in summaries], _PARTS_HEADERS)
 
 
@@ -107,8 +107,8 @@ def notes(
 
     Args:
         summaries: summaries of the run.
-        shown: world sizes with figures of steps, whose remarks are elsewhere in the report.
-        told: world sizes whose unreadable traces are named elsewhere in the report.
+        shown: world sizes for which the report shows figures of steps.
+        told: world sizes whose unreadable traces the report names elsewhere.
     """
     found = []
     for summary in summaries:
@@ -151,7 +151,6 @@ def notes(
 
 
 def _about_waiting(summary: SummaryResult) -> list[str]:
-    """Returns sentences on the late rank, and on collectives whose last arrival is unknown."""
     arrivals = summary.arrivals
     found = []
     late, slower = summary.late_rank, summary.slower_ranks
@@ -233,11 +232,12 @@ def _why_others(summary: SummaryResult) -> str:
         "groups) behind another rank"
     )
     if not arrivals.arrivals_known and len(summary.ranks) < summary.world_size:
-        return "not all ranks recorded in always-on mode; start capture on every rank"
+        return "a rank did not record in always-on mode; start capture on every rank"
     if arrivals.machines > 1 and not arrivals.clocks_compared:
         return (
-            f"the ranks ran on {arrivals.machines} hosts whose clocks were not all compared with "
-            "rank 0's; comparing needs UDP to rank 0's host, and COMMPROF_CLOCK must not be off"
+            f"the ranks ran on {arrivals.machines} hosts, and a host's clock was not compared with "
+            "the clock of rank 0's host. The comparison needs UDP to rank 0's host, and "
+            "COMMPROF_CLOCK must not be off"
         )
     if arrivals.machines > 1 and arrivals.hosts_heard == 0:
         return (
@@ -265,7 +265,6 @@ def _unsent(summary: SummaryResult) -> str:
     return f" ({count} datagrams could not be sent)" if count else ""
 
 
-#: Largest number of rows of the table of ranks that came last.
 _LAST_ROWS = 8
 
 _PARTS_HEADERS = (
@@ -316,7 +315,7 @@ def _times(quantiles: Quantiles) -> list[str]:
 
 
 def _size(below_bytes: int) -> str:
-    """Formats the upper bound of a size class, a power of two in bytes: "<64Ki"; "0" for 0."""
+    """Formats the upper bound of a size class, such as "<64Ki"; "0" for 0 bytes."""
     if below_bytes == 0:
         return "0"
     power = below_bytes.bit_length() - 1

@@ -1,6 +1,6 @@
-"""Section on ranks that train apart, which means that they do not exchange gradients.
+"""Section on ranks that train apart: ranks that do not exchange gradients.
 
-It is for world sizes without figures and verdict.
+The section covers only world sizes for which the report has no other figures.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from commprof.report.tabulated import Grid, three_digits
 from commprof.text import printable
 
 LEGEND = """\
-steps: steps that all ranks of the attempt completed. lost: time from the end of the last of these
-steps to the start of the first step of the next attempt with steps."""
+steps: steps that all ranks of the attempt completed. lost: time between the last completed step of
+the attempt and the first step of a later attempt."""
 
 _HEADERS = ("ranks", "attempt", "traces", "steps", "lasted s", "lost s", "ended")
 

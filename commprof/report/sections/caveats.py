@@ -14,13 +14,13 @@ TITLE = "Caveats"
 
 
 def before_figures(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the caveats on a page, whose reader begins at the top."""
+    """Yields the caveats if the report is a page. A page is read from the top."""
     if medium.is_page:
         yield from _sections(report)
 
 
 def at_the_end(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the caveats on a terminal, which shows the end of a long report."""
+    """Yields the caveats on a terminal, where the end of a long report stays visible."""
     if not medium.is_page:
         yield from _sections(report)
 
@@ -34,7 +34,7 @@ def caveats(result: RunResult) -> list[str]:
     """Returns failures and caveats of a run, in sentences."""
     failures = [f"{counted(size, 'rank')}: {reason}" for size, reason in result.failures]
     shown = {world.world_size for world in result.worlds}
-    # For world sizes that failed, the reason already names the problems that a summary repeats.
+    # The reason of a failure already names the problems of the summary.
     told = shown | {size for size, _ in result.failures}
     return [
         *failures,

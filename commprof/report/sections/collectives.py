@@ -21,13 +21,12 @@ mean per step and rank. size, algbw and busbw: as in nccl-tests, for the time fr
 start to the last completion; 1 GB is 1e9 bytes."""
 
 GROUPS_LEGEND = "Groups are shown with their number of ranks, or with the ranks in braces."
-#: First part of the name that a device mesh gives to the group of one of its dimensions.
 _MESH = "mesh_"
 _LONGEST_RANKS = 20
 
 #: Results that have a table of collectives.
 Shown = WorldResult | SteplessCollectives
-#: A phase with at least this fraction of a row's calls is named without the fraction.
+#: A phase that has at least this fraction of a row's calls is named without the fraction.
 _NEARLY_ALL = 0.995
 #: If more than this fraction of the exposed time is in no row, a note says so.
 _WORTH_A_LINE = 0.02
@@ -99,7 +98,7 @@ def section(place: str, world: Shown, medium: Medium) -> Section:
 
 
 def notes(world: Shown, most_rows: int) -> list[str]:
-    """Returns the number of rows left out, and notes on the rows of the table."""
+    """Returns notes on the table, such as the number of rows left out."""
     rows = _rows_of(world)
     shown = (_group(row.kind, world.world_size) for row in rows[:most_rows])
     listed = [GROUPS_LEGEND] if any("{" in group for group in shown) else []
@@ -115,10 +114,9 @@ def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
 
 
 def unlisted(world: WorldResult) -> list[str]:
-    """Returns a note on the exposed time that is in no row; empty if it is negligible.
+    """Returns a note on the exposed time that is in no row of the table.
 
-    Also empty for a long run: its rows are from a sample of the steps, so their exposed time cannot
-    be subtracted from that of all steps.
+    There is no note if this time is negligible, or if the rows describe only a sample of the steps.
     """
     if world.recording.sampled_steps:
         return []
@@ -186,14 +184,12 @@ def _size(kind: CollectiveKind) -> str:
 
 
 def _phases(row: CollectiveRow) -> str:
-    """Returns the phase of nearly all calls, or the most frequent phase with its percentage."""
     name, calls = row.phases[0]
     share = calls / row.calls
     return name if share >= _NEARLY_ALL else f"{name} {share:.0%}"
 
 
 def _callers(row: CollectiveRow, width: int) -> list[str]:
-    """Returns lines with the most frequent caller and the number of others; empty if unknown."""
     if not row.callers:
         return []
     text, calls = row.callers[0]

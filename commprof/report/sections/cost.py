@@ -50,7 +50,10 @@ def heading(cost: Cost) -> str:
 
 
 def cost_grid(cost: Cost) -> Grid:
-    """Makes a table with a row per world size; with columns for epochs if their length is known."""
+    """Makes a table with a row per world size.
+
+    The table has columns for epochs if the length of an epoch is known.
+    """
     epochs = any(not math.isnan(row.s_per_epoch) for row in cost.rows)
     headers = (
         "ranks",

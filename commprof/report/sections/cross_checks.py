@@ -23,7 +23,7 @@ the interface counted."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the section on the cross-checks of a run whose records were kept (mode ``full``)."""
+    """Yields the section on the cross-checks of a run in mode ``full``."""
     worlds = report.result.worlds
     if not medium.is_page:
         checks = [(world.world_size, world.cross_checks) for world in worlds]
@@ -37,9 +37,10 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
 def as_lines(
     place: str, heading: str, checks: Sequence[tuple[int, Sequence[CrossCheck]]], medium: Medium
 ) -> Iterator[Section]:
-    """Yields a section with a line per check, if there is any.
+    """Yields a section with a line per check, if there are any checks.
 
-    It has all checks of the last world size; of other world sizes, only the checks that disagree.
+    Checks of the last world size are all shown. Checks of other world sizes are shown only if they
+    disagree.
 
     Args:
         place: the section's id.

@@ -22,7 +22,7 @@ transfer."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the section on replays of recorded steps with one change each, if there are any."""
+    """Yields the section on the time that single changes save, if steps were replayed."""
     if (grid := gains_grid(report.result.worlds)) is not None:
         yield Section("gains", TITLE, grids=(("Mean step with one change", grid),), legend=LEGEND)
 

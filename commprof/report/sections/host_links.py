@@ -25,7 +25,7 @@ step: rate over the whole step. MB is 1e6 bytes, Gbit 1e9 bits."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the section on the links between hosts, if a world size had several."""
+    """Yields the section on the links between hosts, if a world size had several hosts."""
     worlds = report.result.worlds
     if (grid := host_links_grid(worlds)) is not None:
         yield Section(

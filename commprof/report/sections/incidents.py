@@ -28,7 +28,7 @@ def sentences(found: Sequence[Incidents]) -> list[str]:
 
 
 def ended_changes(found: Sequence[Incidents]) -> list[str]:
-    """Returns one sentence per change of speed after which the former level returned."""
+    """Returns one sentence per change of speed that has ended."""
     return [
         f"{counted(incidents.world_size, 'rank')}: {anomaly.sentence}; then the former level "
         "returned. The means include these steps."
@@ -48,7 +48,7 @@ def _of_world(found: Incidents) -> Iterator[str]:
     for mismatch in found.mismatches:
         yield f"{size}: {mismatch.sentence}."
     if more > 0:
-        yield f"{size}: {more} more collectives after these are not the same on all ranks."
+        yield f"{size}: {more} more collectives after these differ between ranks."
     for time, anomaly in found.anomalies:
         if anomaly.last_step is None:
             yield f"{size}: {time + ': ' if time else ''}{anomaly.sentence}."

@@ -11,11 +11,11 @@ from commprof.text import wrapped
 TITLE = "What to change in the script"
 
 LEGEND = """\
-Mistakes of the catalogue in docs/causes.md that the records show: first those that make the result
-of training wrong, then those whose fix wins most. saves: fraction of the mean step [95 % interval
-over the steps]; replayed: the recorded steps were replayed without the calls that the fix removes;
-at most: time in these calls, if it is not known how much of this time the fix wins. In the lines
-that mend a mistake, names that begin with YOUR_ stand for names of the script."""
+The list has the mistakes of docs/causes.md that the records show. Mistakes that make the result of
+training wrong come first, then mistakes whose fix saves most. saves: fraction of the mean step
+[95 % interval over the steps]; replayed: the recorded steps were replayed without the calls that
+the fix removes; at most: time in these calls, if it is not known how much of this time the fix
+saves. In the lines of a fix, names that begin with YOUR_ stand for names of the script."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:

@@ -91,10 +91,7 @@ def links(world: NcclWorld) -> Grid:
 
 
 def notes(world: NcclWorld) -> list[str]:
-    """Returns sentences on rows that the table leaves out, and on waits.
-
-    The waits computed from the shortest kernel are compared with those computed from clocks.
-    """
+    """Returns sentences on rows that the table leaves out, and on the two ways to compute waits."""
     return [*not_shown(len(world.rows) - _MOST_ROWS, "kind", " of operation"), *_waits(world)]
 
 

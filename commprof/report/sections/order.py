@@ -76,7 +76,7 @@ A trial's steps alternate between candidates, so means over all steps would desc
 def sections(
     report: FullReport, medium: Medium, added: AddedReport | None = None
 ) -> Iterator[Section]:
-    """Yields all sections for which a run has content, after those of a trial (``added``)."""
+    """Yields all sections for which a run has content. A trial's section (``added``) is first."""
     if added is not None:
         yield added.section()
     for made in ORDER if added is None else BESIDE_A_TRIAL:

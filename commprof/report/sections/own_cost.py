@@ -1,6 +1,6 @@
 """Table of what recording costs.
 
-Only a page has it; on a terminal, the table of scaling and the caveats hold these figures.
+Only a page has this table. On a terminal, the table of scaling and the caveats have these figures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from commprof.text import counted
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the section on commprof's own cost, if it was measured and a page is made."""
+    """Yields the section on commprof's own cost, if the cost was measured and a page is made."""
     result = report.result
     measured = [(counted(w.world_size, "rank"), w.profiler_cost.overhead) for w in result.worlds]
     rows = [

@@ -9,9 +9,10 @@ from commprof.report.section import Medium, Section
 
 _TIMELINE = """\
 The time of each collective on each rank. early: from this rank's issue until the last rank's issue;
-queue: from then until the backend runs it on this rank; wait: from then until it runs on the last
-rank; transfer: from then until completion. The table of the collectives divides the same time
-differently: its queue is all of the time from the issue to the start on the same rank."""
+queue: from then until the backend runs the collective on this rank; wait: from then until the
+backend runs the collective on the last rank; transfer: from then until completion. The table of the
+collectives divides this time differently: there, queue is all of the time from a rank's issue to
+the start on the same rank."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:

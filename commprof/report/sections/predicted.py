@@ -1,4 +1,4 @@
-"""Table of predicted throughput, shown next to the measured one."""
+"""Table of predicted throughput, shown next to measured throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command that repeats a run, and the state of its code, in a line."""
+"""Makes a line with the command that repeats a run, and the state of the run's code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from commprof import invocation
 from commprof.text import counted, printable
 
-#: Number of digits of a commit that are shown.
 _SHORT = 10
 
 
@@ -23,7 +22,7 @@ def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
     Args:
         config: configuration file that the run wrote.
         nodes: number of machines of the run.
-        directory: directory in which the command is to be typed, if not the current one.
+        directory: directory in which to type the command; empty for the current directory.
     """
     elsewhere = directory not in ("", os.getcwd())
     given = config.absolute() if elsewhere else config
@@ -36,7 +35,7 @@ def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
 
     Args:
         config: configuration file that the run wrote.
-        context: contents of its ``run.json``.
+        context: contents of the run's ``run.json``.
     """
     found = context.get("reproduction")
     if not isinstance(found, dict):

@@ -10,12 +10,12 @@ from commprof.text import counted
 
 
 def setup_text(context: Mapping[str, Any]) -> str:
-    """Describes versions and machine, a strategy other than DDP, and changed training options."""
+    """Describes the versions, the machine and the training options of a run in one line."""
     if "recorded_by" in context:
         return f"{_backend(context)}, recorded by {context['recorded_by']}"
     machine = context["machine"]
     cores = f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
-    if context["capture"] == "nccl":  # NCCL's plugin records neither torch nor threads
+    if context["capture"] == "nccl":  # torch's version and threads are not recorded by the plugin
         return f"{_backend(context)}, recorded by commprof's plugin of NCCL, {cores}"
     return (
         f"{_training(context)}{_backend(context)}, torch {context['torch']}, "
@@ -26,18 +26,15 @@ def setup_text(context: Mapping[str, Any]) -> str:
 
 
 def _backend(context: Mapping[str, Any]) -> str:
-    """Names the backend; a recording may have no process group, or not name its backend."""
     return f"backend {context['backend'] or 'not known'}"
 
 
 def _source(context: Mapping[str, Any]) -> str:
-    """Names the source of the thread count, if it was not the command line."""
     source = context.get("threads_source")
     return f" ({source})" if source in ("auto", "OMP_NUM_THREADS") else ""
 
 
 def _pinned(context: Mapping[str, Any]) -> str:
-    """Names the pinning mode at the largest world size; empty if ranks are not pinned."""
     worlds = (context.get("pinning") or {}).get("worlds") or {}
     if not worlds:
         return ""

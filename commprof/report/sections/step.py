@@ -19,21 +19,21 @@ data + forward + backward + exposed + optimizer + other = step;  exposed = wait 
 exposed: the training thread waited for communication; wait: until the last rank had arrived;
 transfer: after that. hidden: communication in flight while the training thread worked."""
 
-#: Legend for collectives on GPUs, where the times are those of the GPU's compute stream.
+#: Legend for collectives on GPUs. Times are those of the GPU's compute stream.
 DEVICE_LEGEND = """\
 Mean step in ms over ranks and steps, on the GPU's compute stream, timed by device events:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
 exposed: the stream waited for communication; wait: until the last rank had arrived; transfer: after
 that. hidden: communication in flight while the stream worked, or was idle for another reason."""
 
-#: Legend for recordings of other profilers, whose times are from their own clocks.
+#: Legend for recordings of other profilers without kernels of a GPU.
 RECORDING_LEGEND = """\
 Mean step in ms, over ranks and steps:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
 exposed: communication ran and nothing else did; wait: until the last rank had arrived; transfer:
 after that. hidden: communication during other work."""
 
-#: Legend for recordings of other profilers that have the kernels of a GPU.
+#: Legend for recordings of other profilers with kernels of a GPU.
 KERNEL_LEGEND = """\
 Mean GPU time per step in ms, over ranks and steps:
 data + forward + backward + no phase + exposed + optimizer + copies + idle = step;
@@ -46,7 +46,8 @@ rank had arrived; transfer: after that. hidden: communication during other work.
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
     """Yields the section on the parts of the mean step, if the run has figures of steps.
 
-    A page also states what bounds the step at each world size; on a terminal the verdict does.
+    A page also states what bounds the step at each world size. On a terminal, only the verdict
+    states this.
     """
     if not report.result.worlds:
         return
@@ -74,7 +75,7 @@ def _has_kernels(worlds: Sequence[WorldResult]) -> bool:
 
 
 def parts_grid(result: RunResult) -> Grid:
-    """Makes a table with a row per world size: the parts of its mean step."""
+    """Makes a table of the parts of the mean step, with a row per world size."""
     rows = []
     on_device = _has_kernels(result.worlds)
     for world in result.worlds:

@@ -11,7 +11,6 @@ from commprof.report.full_report import FullReport
 from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, three_digits
 
-#: Largest number of ranks in a table; ranks with the most waiting are kept.
 MOST_RANKS = 32
 
 TITLE = "Who waits for whom"
@@ -35,11 +34,12 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
 
 
 def waiting_grid(detail: WorldDetail) -> Grid | None:
-    """Makes a table: a row per waiting rank, a column per late rank; None if not known."""
+    """Makes a table with a row per waiting rank and a column per late rank; None if unknown."""
     waited = detail.waited_for_ms
     if detail.world_size < 2 or not detail.clocks_shared:
         return None
-    involved = waited.sum(axis=0)  # waiting for each rank; its own waiting is added below
+    # time that others waited for a rank, plus time that the rank waited itself
+    involved = waited.sum(axis=0)
     for row, rank in enumerate(detail.ranks):
         involved[rank] += waited[row].sum()
     chosen = sorted(np.argsort(-involved, kind="stable")[:MOST_RANKS].tolist())

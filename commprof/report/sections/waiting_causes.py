@@ -12,11 +12,9 @@ from commprof.report.full_report import FullReport
 from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, three_digits
 
-#: If waiting began on more ranks than this, the table shows only the ranks on which most of it
-#: began, and the sum of the others.
+#: If waiting began on more ranks than this, the table shows only the costliest ranks and a sum.
 _MOST_RANKS = 32
-#: If waiting began on more than ``_MOST_RANKS`` ranks, the table shows this many: those on which
-#: most of it began.
+#: Number of costliest ranks in such a table. On these ranks most waiting began.
 _COSTLIEST = 10
 
 LEGEND = f"""\
@@ -65,7 +63,6 @@ _Causes = Mapping[str, float]
 def _costliest(
     world: WorldResult, by_rank: Mapping[int, _Causes], causes: Sequence[str]
 ) -> list[tuple[str, _Causes]]:
-    """Returns a row per rank on which most waiting began, by host, and one row for all others."""
     host = {rank.rank: rank.host for rank in world.ranks}
     several = len(set(host.values())) > 1
     in_order = sorted(by_rank, key=lambda rank: -sum(by_rank[rank].values()))

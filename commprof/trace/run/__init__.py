@@ -1,1 +1,1 @@
-"""Files of a run directory besides traces."""
+"""Files of a run directory other than traces."""

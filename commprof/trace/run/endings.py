@@ -1,10 +1,10 @@
-"""How the ranks of a job ended, according to the launcher and to their traces.
+"""Describes how the ranks of a job ended.
 
 The launcher keeps ``endings.json`` next to the traces: one entry per attempt, with the exit code of
 each rank that failed.
 
-If a job is restarted, each attempt has its own traces in the same directory. Attempts count from 0:
-``rank_3.trace`` belongs to attempt 0, ``rank_3.attempt_2.trace`` to the second restart, attempt 2.
+Each restart of a job is a new attempt, with its own traces in the same directory. Attempts count
+from 0: ``rank_3.trace`` belongs to attempt 0, and ``rank_3.attempt_2.trace`` to attempt 2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"rank_(\d{1,9})(?:\.attempt_(\d{1,9}))?\.trace")
 
 
 def rank_and_attempt(path: Path) -> tuple[int, int] | None:
-    """Reads rank and attempt from the name of a trace; None if it is not a trace's name."""
+    """Returns rank and attempt from the name of a trace; None for other names."""
     return _rank_and_attempt(path.name)
 
 
@@ -64,13 +64,13 @@ def _listed(directory: Path, names: tuple[str, ...]) -> dict[int, dict[int, Path
 
 
 def last_attempt(directory: Path) -> dict[int, Path]:
-    """Lists the traces of the last attempt by rank; a report's figures come from these."""
+    """Lists the traces of the last attempt by rank."""
     attempts = attempt_paths(directory)
     return attempts[max(attempts)] if attempts else {}
 
 
 def stem_of(rank: int, attempt: int) -> str:
-    """Returns the beginning that the names of all files of a rank in an attempt share."""
+    """Returns the common beginning of the names of a rank's files in one attempt."""
     return f"rank_{rank}" if attempt == 0 else f"rank_{rank}.attempt_{attempt}"
 
 
@@ -86,7 +86,7 @@ def restart_count() -> int:
     return int(text)
 
 
-#: File in which a process that recorded nothing says why.
+#: File with the reason why a process recorded nothing.
 NOT_RECORDED_FILE = "not_recorded.txt"
 
 
@@ -112,9 +112,9 @@ class LaunchedAttempt:
     begin_ns: int
     #: The same clock after all ranks had ended; 0 if ranks still run, or the launcher was killed.
     end_ns: int
-    #: Exit code of each rank that failed, or minus the number of the signal that ended it.
+    #: Exit code of each rank that failed, or minus the number of the signal that ended the rank.
     exit_codes: Mapping[int, int]
-    #: Number of processes in the launcher's cgroup that the kernel's OOM killer ended during the
+    #: Number of processes that the kernel's OOM killer ended in the launcher's cgroup during the
     #: attempt.
     oom_kills: int
 
@@ -133,7 +133,11 @@ class Endings:
     attempts: tuple[LaunchedAttempt, ...]
 
     def save(self, directory: Path) -> None:
-        """Writes the file as a whole or not at all; raises OSError if that fails."""
+        """Writes the file completely or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         rows = [
             {**asdict(a), "exit_codes": {str(rank): code for rank, code in a.exit_codes.items()}}
             for a in self.attempts
@@ -187,9 +191,9 @@ def launcher_problem(endings: Endings | None) -> str:
 
 
 def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = None) -> list[str]:
-    """Returns sentences on what disturbed ranks and how they ended; empty if all was normal.
+    """Returns sentences on ranks that were disturbed or did not end normally.
 
-    Equal statements on several ranks become one sentence.
+    Equal sentences on several ranks are joined.
     """
     problems = [
         (trace.rank, *predicate)
@@ -201,13 +205,6 @@ def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = No
 
 
 def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
-    """Returns a sentence if ranks ran different releases of torch.
-
-    No sentence if a release is unknown.
-
-    One release may use two collectives where another uses one, so that such ranks can exchange the
-    wrong data, or wait for ever (``docs/pytorch_really.md``).
-    """
     ranks: dict[str, list[int]] = {}
     for trace in traces:
         release = str(trace.metadata.get("torch") or "").partition("+")[0]
@@ -223,9 +220,9 @@ def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
 
 
 def exit_text(code: int, oom_kills: int = 0, of_several: bool = False) -> str:
-    """Describes an exit code of a :class:`LaunchedAttempt`, of one process or each of several.
+    """Describes an exit code of one process, or of several processes.
 
-    ``oom_kills`` is the attempt's field; the text includes it if SIGKILL ended the process.
+    The text includes ``oom_kills`` if SIGKILL ended the process.
     """
     text = ending_of_process(code, of_several)
     if code == -signal.SIGKILL and oom_kills:
@@ -236,7 +233,7 @@ def exit_text(code: int, oom_kills: int = 0, of_several: bool = False) -> str:
     return text
 
 
-#: The predicate of a sentence about one rank, and of the same sentence about several ranks.
+#: Predicate of a sentence about one rank, and its form for several ranks.
 _Predicate = tuple[str, str]
 
 
@@ -309,10 +306,6 @@ def _paused(trace: Trace) -> _Predicate | None:
 
 
 def _in_sync(trace: Trace) -> str:
-    """Returns a sentence on the comparison of the ranks' models (``capture/sync_check.py``).
-
-    Empty if the models were not compared.
-    """
     sync_checks = trace.metadata.get("sync_checks")
     if not sync_checks:
         return ""
@@ -322,8 +315,8 @@ def _in_sync(trace: Trace) -> str:
         return f"the models of all ranks were compared {looked}: they are bit-identical"
     ranks = named_ranks([int(rank) for rank in sync_checks["ranks"]])
     return (
-        f"the model of {ranks} differed from that of most other ranks, first seen after step "
-        f"{sync_checks['first_step']} (compared bit by bit {looked})"
+        f"the model of {ranks} differed from the models of most other ranks; the first difference "
+        f"was found after step {sync_checks['first_step']} (compared bit by bit {looked})"
     )
 
 

@@ -1,8 +1,8 @@
-"""State of the process that wrote a trace, as far as /proc shows it to this process (proc(5)).
+"""Finds the state of the process that wrote a trace, from /proc (proc(5)).
 
-Any file may be missing. Process ids are reused, so a process with the id in a trace need not be the
-process that wrote the trace. The two are the same if the trace was written on this host, since the
-last boot and in this PID namespace, and if the process began before the trace.
+Process ids are reused, so another process may have the id that a trace names. A process with the
+same id wrote the trace if the trace comes from this host, boot and PID namespace, and if the
+process began before the trace.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PROC: Final = Path("/proc")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _READ_BYTES: Final = 65_536
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-#: Fields of ``/proc/PID/stat`` after the name: state, user and system time, start, resident pages.
+#: Indices of the fields that follow the name in ``/proc/PID/stat``: state, user and system time,
+#: start, resident pages.
 _STATE, _USER, _SYSTEM, _START, _RESIDENT = 0, 11, 12, 19, 21
-#: Tolerance when a process's start is compared with the time at which its trace begins.
 _TOLERANCE_NS: Final = 1_000_000_000
 
 
@@ -41,7 +41,7 @@ class Stat:
 
     #: State as one letter: R, S, D, T, t, Z, X, ...
     code: str
-    #: Start in ticks of CLOCK_BOOTTIME: distinguishes the process from later ones with its id.
+    #: Start in ticks of CLOCK_BOOTTIME. Processes with the same id have different starts.
     start_ticks: int
     cpu_s: float
     resident_bytes: int
@@ -53,12 +53,12 @@ class Stat:
 
 
 def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
-    """Reads /proc/PID/stat; None if the process is gone. Raises OSError if it is hidden."""
+    """Reads /proc/PID/stat; None if the process is gone. Raises OSError if the file is hidden."""
     try:
         text = _content(proc / str(pid) / "stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name in front may hold ")" too
+    fields = text.rpartition(")")[2].split()  # the process name may contain ")" too
     if len(fields) <= _RESIDENT:
         return None
     return Stat(
@@ -70,9 +70,9 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """Returns a process's start in clock ticks: it distinguishes processes with the same id.
+    """Returns the start of a process in clock ticks; empty if it has ended or is hidden.
 
-    The result is empty if the process has ended or is hidden.
+    Processes with the same id have different starts.
     """
     try:
         status = stat_of(pid)
@@ -137,7 +137,7 @@ def text_of(path: Path | str) -> str:
 
 
 def _content(path: Path | str) -> str:
-    """Reads a file without the layers of ``open``: a monitor reads thousands of files a second."""
+    """Avoids ``open``, which is slow: a monitor reads thousands of files per second."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = iter(lambda: os.read(descriptor, _READ_BYTES), b"")
@@ -155,10 +155,6 @@ def link_of(path: Path | str) -> str:
 
 
 def _began_later(start_ticks: int, clock: Mapping[str, Any]) -> bool:
-    """True if a process began after the trace whose metadata contains ``clock``.
-
-    ``start_ticks`` is the start of the process in clock ticks since boot, as in /proc/PID/stat.
-    """
     # CLOCK_BOOTTIME also counts suspension. If the host was suspended since the process began, the
     # computed start is too early, never too late.
     suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()

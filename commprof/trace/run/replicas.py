@@ -1,11 +1,10 @@
-"""Replicas of a job that separate launchers started, joined into one world.
+"""Joins the replicas of a job into one world, if each replica has its own launcher.
 
 Libraries that survive failures, such as torchft, train the same model in several replicas. Each
-replica has a launcher of its own, and so records as a job of its own, into another ``job_N`` of the
-same directory. A process that is killed and started again leaves one more ``job_N``. Two jobs
-count as trained together if they share a process group that the replicas made themselves; such a
-group has a ``Group.token``. The replicas' ranks, one replica after the other, become the ranks of
-the world.
+replica records as a separate job, into another ``job_N`` of the same directory. A process that is
+killed and started again adds one more ``job_N``. Two jobs trained together if they share a process
+group that has a ``Group.token``: the replicas themselves make such groups. The world has the ranks
+of all replicas, one replica after the other.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ from commprof.units import ns_to_s
 
 @dataclass(frozen=True)
 class Life:
-    """One start of a replica: its ranks, from their first record to their last."""
+    """One start of a replica, with the traces of its ranks."""
 
-    #: Index of the replica, from 0.
     replica: int
-    #: torchft's name of the replica; empty if none is known.
+    #: Name that torchft gave the replica; empty if unknown.
     label: str
     directory: Path
-    #: Traces by the rank that the replica's own launcher gave.
+    #: Traces by rank within the replica.
     traces: dict[int, Trace]
-    #: Wall-clock times of the first and last record of any rank, in seconds.
+    #: Wall-clock times in seconds: start of the first trace, and last record of any rank.
     begin_s: float
     end_s: float
 
@@ -52,22 +50,22 @@ class Life:
 
     @property
     def ending(self) -> str:
-        """What disturbed the ranks, and how they ended; empty if all was normal."""
+        """Sentences on ranks that were disturbed or did not end normally; empty if none."""
         return "; ".join(rank_problems(list(self.traces.values())))
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """All lives of a job's replicas, and the world that consists of one life of each.
+    """All lives of a job's replicas, and a world with one life of each replica.
 
-    Of each replica, the world contains the last life that communicated with another replica. If no
-    life of the replica did, the world contains its last life.
+    The world contains the last life of each replica that communicated with another replica. If
+    there is no such life, the world contains the replica's last life.
     """
 
     #: Sorted by replica, then by time.
     lives: tuple[Life, ...]
-    #: Traces of the lives in the world, by rank in the world. The rank, world size, groups and step
-    #: numbers in each trace are those of the world, not those of the replica.
+    #: Traces of the world, by rank in the world. Rank, world size, groups and step numbers in these
+    #: traces are changed to those of the world.
     traces: dict[int, Trace]
 
 
@@ -95,13 +93,10 @@ def replicas_of(run: Path) -> Replicas | None:
 def _read_once(
     _run: str, found: tuple[tuple[Path, int], ...], _stamps: tuple[tuple[int, int], ...]
 ) -> Replicas | None:
-    """Reads, joins and caches replicas.
-
-    ``_stamps`` (times and sizes of files) is only a key of the cache.
-    """
+    """Reads and joins replicas; ``_run`` and ``_stamps`` are only keys of the cache."""
     starts: dict[_Start, dict[int, Trace]] = {}
     for path, attempt in found:
-        with suppress(TraceError, OSError):  # a report on its job alone says why it is unreadable
+        with suppress(TraceError, OSError):  # a report on the job alone names the error
             trace = read_trace(path)
             starts.setdefault((path.parent, attempt), {})[trace.rank] = trace
     lives = _together(starts)
@@ -115,7 +110,7 @@ def _read_once(
 
 
 def _told_life(chain: Sequence[Life], lives: Sequence[Life]) -> Life:
-    """Returns a replica's last life that communicated with another; if none did, its last life."""
+    """Returns the life of a replica that becomes part of the world; see :class:`Replicas`."""
     others = {key for life in lives if life not in chain for key in _calls(life)}
     return next((life for life in reversed(chain) if _calls(life) & others), chain[-1])
 
@@ -129,7 +124,7 @@ _Start: TypeAlias = "tuple[Path, int]"
 
 
 def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
-    """Returns the first directory's lives, and lives that trained with them, even indirectly."""
+    """Returns the first directory's lives, and all lives that shared groups link to these."""
     tokens = {
         start: {g.token for trace in traces.values() for g in trace.groups.values() if g.token}
         for start, traces in starts.items()
@@ -159,10 +154,8 @@ def _life(directory: Path, traces: dict[int, Trace]) -> Life:
 def _chains(lives: Sequence[Life]) -> list[list[Life]]:
     """Returns the lives of each replica, in order of time.
 
-    The replicas are in the order of their ranks in the group that they share.
-
-    A life belongs to the replica of an earlier life that has ended by then, if both lives have the
-    same name or, if a name is not known, the same place in their largest group (see ``_place``).
+    Two lives belong to the same replica if the first ended before the second began, and if both
+    have the same label. If a label is unknown, both must have the same ``_place``.
     """
     chains: list[list[Life]] = []
     for life in sorted(lives, key=lambda life_of: life_of.begin_s):
@@ -181,17 +174,13 @@ def _is_same(life: Life, other: Life) -> bool:
 
 
 def _place(life: Life) -> tuple[int, int]:
-    """Returns the size of the largest group between replicas, and the life's rank in it.
-
-    If several groups are equally large, the newest of them counts. ``(0, 0)`` if there is none.
-    """
+    """Returns size and own rank of the largest group between replicas; (0, 0) without a group."""
     groups = [g for trace in life.traces.values() for g in trace.groups.values() if g.token]
     largest = max(groups, key=lambda group: (group.size, group.id), default=None)
     return (0, 0) if largest is None else (largest.size, largest.rank)
 
 
 def _world(lives: Sequence[Life]) -> dict[int, Trace]:
-    """Returns the lives' traces with rank, world size, groups and steps of the world."""
     size = sum(_world_size(life) for life in lives)
     traces, first = [], 0
     for number, life in enumerate(lives):
@@ -208,14 +197,13 @@ def _world_size(life: Life) -> int:
 
 
 def _named(group: Group, replica: int) -> Group:
-    """Adds the replica's index to the name of a group within one replica."""
     return group if group.token else replace(group, name=f"{group.name} of replica {replica}")
 
 
 def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
-    """Numbers the steps so that a collective lies in the step of the same number on all ranks.
+    """Renumbers steps so that a collective has the same step number on all ranks.
 
-    Each process counts steps from its own start. A rank without a collective in common with others
+    Each process counts steps from its own start. A rank that shares no collective with other ranks
     keeps its numbers.
     """
     found = [_steps_of_calls(trace) for trace in traces]
@@ -233,7 +221,6 @@ def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def _pairs(found: Sequence[dict[tuple[str, int], int]]) -> list[tuple[int, int]]:
-    """Returns pairs (reached rank, new rank) of ranks with common calls, beginning at rank 0."""
     reached, pairs = [0], []
     for known in reached:  # the loop appends to this list
         for new in range(len(found)):
@@ -244,10 +231,7 @@ def _pairs(found: Sequence[dict[tuple[str, int], int]]) -> list[tuple[int, int]]
 
 
 def _steps_of_calls(trace: Trace) -> dict[tuple[str, int], int]:
-    """Returns in which step each collective between replicas was issued.
-
-    The keys are the token of the group and the sequence number of the collective.
-    """
+    """Returns the step of each collective between replicas, by token and sequence number."""
     steps, table = columns.steps(trace), columns.collectives(trace)
     row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
     tokens = {group.id: group.token for group in trace.groups.values() if group.token}

@@ -59,8 +59,7 @@ _ACCOUNT: Final[dict[str, Shape]] = {
     "step_samples": list[int],
     "losses": list[float],
     "average_loss": float,
-    # For each step of the block of steps that measures commprof's overhead: state of the capture,
-    # and time in ns.
+    # For each step that measures commprof's overhead: state of the capture, and time in ns.
     "overhead": list[tuple[str, int]],
     # CPU time of the training thread in the same steps.
     "overhead_cpu_ns": list[int] | None,
@@ -73,34 +72,34 @@ _ACCOUNT: Final[dict[str, Shape]] = {
 
 
 RUN_FILE = "run.json"
-#: Options of the run, with which ``commprof run --config`` repeats it.
+#: File with the run's options, for ``commprof run --config``.
 CONFIG_FILE = "config.yaml"
-#: Last answers of ``commprof predict``, for the run's page.
+#: File with the last results of ``commprof predict``, for the run's page.
 PREDICTIONS_FILE = "predictions.json"
-#: Sentence that names the inputs of every command that reads a run.
 _GIVE = (
     "give a directory that commprof recorded into, or traces of torch.profiler (a file, a folder "
     "or an archive); commprof report also reads Flight Recorder dumps"
 )
-#: Key of ``run.json`` for the directories of the strategies that the run compares.
+#: Key of ``run.json`` for the directories of compared strategies.
 STRATEGIES = "strategies"
 
 
 @dataclass(frozen=True)
 class WorldRun:
-    """Files of one world size of a run; ranks without a file are not in ``results``, ``traces``."""
+    """Files of one world size of a run.
+
+    ``results`` and ``traces`` lack ranks that have no such file.
+    """
 
     world_size: int
     directory: Path
     #: Result of the training loop, by rank.
     results: dict[int, dict[str, Any]]
-    #: Trace, by rank.
     traces: dict[int, Trace]
-    #: Sentences about files that could not be read, and about what happened to the ranks.
+    #: Sentences about unreadable files, and about ranks that were disturbed.
     problems: tuple[str, ...]
-    #: Index of the last attempt: 0, plus 1 for each restart.
+    #: Index of the last attempt; 0 without restarts.
     attempt: int = 0
-    #: The launcher's record of all attempts; None if there is none.
     endings: Endings | None = None
 
 
@@ -145,7 +144,7 @@ def _context(run: Path) -> dict[str, Any]:
 
 
 def strategy_directories(run: Path) -> list[Path]:
-    """Lists the run directories of the strategies that a run compares; empty if it compares none.
+    """Lists the directories of the strategies that a run compares.
 
     Raises:
         CommprofError: ``run`` is not a run directory.
@@ -202,7 +201,6 @@ def read_world(run: Path, world_size: int) -> WorldRun:
 
 
 def _about_damage(traces: Mapping[int, Trace]) -> list[tuple[int, str, str]]:
-    """Returns sentences on damage in traces that could be read; see :func:`about_file`."""
     return [
         about_file(rank, f"{problem} ({trace.path})", trace.path)
         for rank, trace in traces.items()
@@ -211,7 +209,7 @@ def _about_damage(traces: Mapping[int, Trace]) -> list[tuple[int, str, str]]:
 
 
 def other_recording(path: Path) -> Recording | None:
-    """Reads another profiler's recording at ``path``; None for commprof's own."""
+    """Reads another profiler's recording at ``path``; None if there is none."""
     try:
         is_own = path.is_dir() and (
             (path / RUN_FILE).exists() or holds_traces(path) or other_jobs(path)
@@ -237,10 +235,7 @@ def _refuse_for_another_command(path: Path) -> None:
 
 @functools.lru_cache(maxsize=2)
 def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
-    """Reads a recording, and caches it because it may be large; None if ``path`` holds no traces.
-
-    ``_place`` (absolute path) and ``_stamp`` (time of modification) are only keys of the cache.
-    """
+    """Reads a recording; ``_place`` and ``_stamp`` are only keys of the cache."""
     from commprof.recordings.profiler import read_recording  # not needed for commprof's own runs
 
     return read_recording(path)
@@ -249,7 +244,7 @@ def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
 def trace_sources(run: Path, world_size: int) -> Mapping[int, Path | Trace]:
     """Lists the traces of one world size's last attempt, by rank.
 
-    Each trace is given by its path; traces of replicas are given as they were read.
+    Traces of replicas are returned as objects, and other traces as paths.
     """
     replicas = _replicas(run)
     if replicas is not None and len(replicas.traces) == world_size:
@@ -281,10 +276,10 @@ def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
 
 
 def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
-    """Returns the rank, ``text``, and ``text`` for several ranks; see :func:`clauses`.
+    """Returns a statement about a rank's file ``path``, for :func:`clauses`.
 
-    ``text`` is about the rank's file ``path``. For several ranks, ``rank_3.`` in the file's name,
-    for example, becomes ``rank_N.``.
+    In the form for several ranks, ``rank_3.`` in the name of the file, for example, becomes
+    ``rank_N.``.
     """
     name = path.name.replace(f"rank_{rank}.", "rank_N.", 1)
     return rank, text, text.replace(str(path), str(path.with_name(name)))
@@ -303,7 +298,6 @@ def other_jobs(run: Path) -> list[Path]:
 
 
 def _context_of_traces(run: Path) -> dict[str, Any]:
-    """Makes the content of a ``run.json``, as far as it can be known from traces."""
     paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(
@@ -350,11 +344,10 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
 
 
 def _lives(run: Path, replicas: Replicas) -> list[dict[str, Any]]:
-    """Describes each life (one start) of each replica, for reports and their JSON.
+    """Describes each life of each replica, for reports and their JSON.
 
-    Times count from the begin of the first life.
-
-    ``ranks``: the life's ranks in the world; empty if the report has no figures of the life.
+    Times count from the begin of the first life. ``ranks`` is empty if the world does not contain
+    the life.
     """
     begin_s = min(life.begin_s for life in replicas.lives)
     by_path = {trace.path: rank for rank, trace in replicas.traces.items()}
@@ -374,7 +367,7 @@ def _lives(run: Path, replicas: Replicas) -> list[dict[str, Any]]:
 
 
 def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
-    """Reads the metadata of the readable traces; the report says why other traces are unreadable.
+    """Reads the metadata of all readable traces.
 
     Raises:
         TraceError, OSError: no trace can be read.
@@ -407,7 +400,6 @@ _RUN_FILE: Final[dict[str, Shape]] = {
 }
 
 
-#: Prediction of ``commprof predict`` that the run is compared with.
 _PREDICTED: Final[dict[str, Shape]] = {
     "run": str,
     "setting": str,
@@ -418,14 +410,15 @@ _PREDICTED: Final[dict[str, Shape]] = {
 
 
 def _checked_context(value: object) -> dict[str, Any]:
-    """Returns the content of a ``run.json``; ValueError if no report can use it.
+    """Checks the content of a ``run.json``, and leaves out optional keys that are null.
 
-    Optional keys whose value is null are left out.
+    Raises:
+        ValueError: the content cannot be used.
     """
     found: dict[str, Any] = checked(value, _RUN_FILE)
     context = {key: item for key, item in found.items() if item is not None or key not in _RUN_FILE}
     if not all(1 <= size <= MOST_RANKS for size in context["world_sizes"]):
-        raise ValueError(f"world_sizes are not all whole numbers from 1 to {MOST_RANKS}")
+        raise ValueError(f"a number in world_sizes is not from 1 to {MOST_RANKS}")
     if context.get("predicted") is not None:
         checked(context["predicted"], _PREDICTED, "predicted")
     return context

@@ -5,10 +5,11 @@ pay off.
 
 Common arguments:
 
-- ``feedback``: error feedback: keep the part of a gradient that was not sent and add it to the next
-  step's gradients; None: the scheme's default (on for int4, topk and powersgd).
+- ``feedback``: True turns on error feedback: values that were not sent are added to the next step's
+  gradients. None stands for the scheme's default (on for int4, topk and powersgd).
 - ``start_step``: the first step with compression; earlier steps send uncompressed gradients.
-- ``measure_every``: N records the compression error of each bucket in every N-th step; 0: never.
+- ``measure_every``: number of steps from one measurement of the compression error to the next; 0
+  turns the measurement off.
 
 All functions raise UsageError for a value out of range; the message names the allowed range.
 """
@@ -35,9 +36,10 @@ __all__ = [
 
 
 def none(*, measure_every: int = 0) -> Compressor:
-    """Makes a hook without compression, as a baseline: it averages the gradients in fp32.
+    """Makes a hook without compression, as a baseline.
 
-    It uses the same kind of thread and process group as a compressor.
+    The hook averages the gradients in fp32, with the same kind of thread and process group as a
+    compressor.
     """
     return Compressor("none", {}, measure_every=measure_every)
 
@@ -86,9 +88,9 @@ def topk(
     start_step: int = 0,
     measure_every: int = 0,
 ) -> Compressor:
-    """Makes a compressor that sends a share of each bucket's values, the largest in magnitude.
+    """Makes a compressor that sends only the values of largest magnitude in each bucket.
 
-    The share is ``ratio``; the selection is exact.
+    ``ratio`` is the fraction of the values to send.
     """
     return _make("topk", {"ratio": ratio}, feedback, start_step, measure_every)
 
@@ -117,7 +119,7 @@ def hierarchical(*, measure_every: int = 0) -> Compressor:
 
 
 def __getattr__(name: str) -> Callable[..., Compressor]:
-    """Returns a function for a scheme without a function above; it takes all options by name."""
+    """Returns a function that makes compressors of the scheme ``name``."""
     if name not in SCHEMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""``Compressor``: a compression scheme with its options, and state to save and load."""
+"""Defines ``Compressor``, and the schemes and options of compressors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class Scheme:
 
 
 def _scheme(code: str, name: str, feedback: int, exchange: str, meaning: str) -> Scheme:
-    """Makes a scheme from a row of ``scheme_table.SCHEMES``, with its own and common options."""
     options = [
         Option(
             *(option, low, high, feedback if option == "feedback" else standard, whole, what),
@@ -73,7 +72,7 @@ def help_text() -> str:
 
 
 def checked(name: str, options: Mapping[str, float | bool | None]) -> dict[str, float]:
-    """Checks a scheme's options (None: not given) and returns them as numbers.
+    """Checks a scheme's options and returns them as numbers; leaves out options that are None.
 
     Raises:
         UsageError: there is no such scheme or option, or a value is out of range; the message
@@ -108,11 +107,11 @@ def _number(scheme: str, option: Option, value: object) -> float:
 
 
 class Compressor(HookEngine):
-    """Replacement for DDP's mean all-reduce in one model.
+    """Replaces the all-reduce by which DDP averages gradients in one model.
 
-    Made by functions such as ``commprof.compressors.topk(0.01)``; takes effect with
-    ``commprof.attach(ddp, hook=compressor)`` or ``set_hook(compressor)``.
-    All ranks must use the same scheme and options.
+    Functions such as ``commprof.compressors.topk(0.01)`` make a compressor. The calls
+    ``commprof.attach(ddp, hook=compressor)`` and ``set_hook(compressor)`` attach it to a model. All
+    ranks must use the same scheme and options.
     """
 
     def __init__(
@@ -129,8 +128,8 @@ class Compressor(HookEngine):
             scheme: name of the scheme, one of ``SCHEMES``.
             options: the scheme's options; None stands for the default value.
             seed: seed of random choices (``powersgd``).
-            measure_every: N records the compression error of each bucket in every N-th step, with
-                one or two more passes over the bucket; 0: never.
+            measure_every: number of steps from one measurement of the compression error to the
+                next; 0 turns the measurement off.
 
         Raises:
             UsageError: as for :func:`checked`.
@@ -183,10 +182,9 @@ class Compressor(HookEngine):
             )
 
     def bind(self, running: Running) -> None:
-        """Attaches the compressor to a model.
+        """Attaches the compressor to the model of ``running``.
 
-        ``running`` owns the engine, which compresses and exchanges the model's gradients. The
-        state that ``load_state_dict`` has kept, if any, is loaded into the engine.
+        If ``load_state_dict`` was called before, its state is loaded now.
         """
         self.require_free()
         if self._loaded is not None:
@@ -211,16 +209,12 @@ class Compressor(HookEngine):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a rank's state, now or when the compressor is attached.
 
-        If the job has as many ranks as when the state was saved, each rank loads its own state, and
-        training goes on bit for bit. Otherwise all ranks load the result of ``merge_states``. A
-        parameter without a saved state starts with an empty state, and the saved state of a
-        parameter that the model lacks is left out, both with a warning. See
-        ``docs/compressors.md``.
+        If the number of ranks is the same as before, each rank loads its own state. Otherwise, all
+        ranks load the result of ``merge_states``. A warning names parameters that have no saved
+        state or are not in the model. See ``docs/compressors.md``.
 
         Raises:
-            CommprofError: the state has another format, scheme, seed or other options; or the state
-                was not merged, and comes from another rank or from a job with another number of
-                ranks; or a saved residual has another size than its parameter.
+            CommprofError: the state does not fit this compressor, model or rank.
         """
         if self._running is None:
             self._loaded = dict(state)
@@ -234,21 +228,22 @@ class Compressor(HookEngine):
             UsageError: a scale is not above 0.
         """
         if not (old > 0 and new > 0):
-            raise UsageError(f"loss scales {old!r} and {new!r} are not both above 0")
+            raise UsageError(f"loss scales {old!r} and {new!r}: both must be above 0")
         if old != new:
             self._attached("set_loss_scale").engine.scale_residuals(new / old)
 
     def step_skipped(self) -> None:
-        """Adds back to the residuals what the last step sent, because that step was not applied."""
+        """Adds the sent values of the last step to the residuals again.
+
+        Call this method if the optimizer skipped that step.
+        """
         self._attached("step_skipped").engine.step_skipped()
 
     def follow_scaler(self, scaler: Any) -> None:
         """Makes residuals adapt whenever a GradScaler changes its scale or skips a step.
 
-        While the compressor is not attached to a model, only the scaler's own ``update`` runs.
-
         Args:
-            scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped, once for each compressor.
+            scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped.
         """
         if any(known is scaler for known in self._scalers):
             return
@@ -260,8 +255,7 @@ class Compressor(HookEngine):
                 update(*args, **kwargs)
                 return
             before = scaler.get_scale()
-            # A lower scale alone does not show a skipped step: the script may lower the scale by
-            # update(new_scale).
+            # A lower scale is no proof of a skipped step: update(new_scale) can lower it too.
             found = [one["found_inf_per_device"] for one in scaler._per_optimizer_states.values()]
             skipped = any(float(flag) for flags in found for flag in flags.values())
             update(*args, **kwargs)
@@ -283,8 +277,8 @@ class Compressor(HookEngine):
 def parse(text: str) -> Compressor:
     """Makes a compressor from ``NAME[:option=value,...]``, the format of ``commprof run --hook``.
 
-    The options are ``seed``, ``measure_every`` and those of the scheme in ``SCHEMES``, with numbers
-    as values: ``topk:ratio=0.01,feedback=1``.
+    An example is ``topk:ratio=0.01,feedback=1``. All schemes also have the options ``seed`` and
+    ``measure_every``. Values are numbers.
 
     Raises:
         UsageError: the name or an option is unknown, an option is given twice, or a value is not a
@@ -315,13 +309,11 @@ def parse(text: str) -> Compressor:
 
 #: Version of the state's format; states of other versions are refused.
 VERSION = 1
-#: Value of rank, and of number of ranks, in a merged state: any rank of a job of any size may load
-#: this state.
+#: Value of ``rank`` and ``world_size`` in a merged state, which any rank of any job may load.
 ANY = -1
 
 
 def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
-    """Collects this rank's state from ``running.engine``; see ``Compressor.state_dict``."""
     parameters: dict[str, dict[str, Any]] = {}
     for number, kind, values in list(running.engine.state()):
         parameters.setdefault(running.names[number], {})[kind] = values
@@ -340,7 +332,6 @@ def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
 
 
 def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any]) -> None:
-    """Loads a saved state into ``running.engine``; see ``Compressor.load_state_dict``."""
     _check(running, compressor, state)
     numbers = {name: number for number, name in enumerate(running.names)}
     saved = state["parameters"]
@@ -348,7 +339,7 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
     if unknown:
         _warn(f"are not in the model, so their saved state is left out: {_listed(unknown)}")
     if saved:
-        # ``names`` also lists parameters without state, such as frozen ones: they are not missing.
+        # ``names`` also lists parameters that need no state, such as frozen parameters.
         missing = sorted(set(numbers).difference(state.get("names", saved)))
         if missing:
             _warn(f"have no saved state, so they start with an empty state: {_listed(missing)}")
@@ -376,11 +367,10 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
 
 
 def _of_this_rank(items: StateItems, running: Running, state: Mapping[str, Any]) -> StateItems:
-    """Returns the items of a saved state with the residuals that this rank has to keep.
+    """Returns the items of a saved state that this rank loads.
 
-    A parameter's residuals change the mean of the gradients by their sum over the ranks, divided by
-    ``running.residual_ranks``: the number of ranks or, with ``hierarchical=1``, of hosts. If the
-    saved job had another such number, the residuals are scaled so that this change stays the same.
+    If the number of ranks that keep residuals has changed, the residuals are scaled. So their
+    effect on the mean of the gradients stays the same.
     """
     if state["world_size"] == ANY:
         if running.keeps_merged:
@@ -398,9 +388,7 @@ def _of_this_rank(items: StateItems, running: Running, state: Mapping[str, Any])
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges all ranks' states into a single state, which all ranks of a job of any size can load.
 
-    Each residual becomes the mean over the old ranks, or with ``hierarchical=1`` over the old
-    hosts, so that its contribution to the mean of the gradients does not change. Other state is the
-    same on all ranks.
+    Residuals are averaged over the ranks, or over the hosts with ``hierarchical=1``.
 
     Args:
         states: ``state_dict()`` of every rank, in any order.
@@ -413,10 +401,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ranks = [int(state["rank"]) for state in ordered]
     if not ordered or ranks != list(range(world_size)):
         twice = {rank for rank in ranks if ranks.count(rank) > 1}
-        again = f", those of {named_ranks(twice)} more than once," if twice else ""
+        again = f", with more than one state of {named_ranks(twice)}" if twice else ""
         raise UsageError(
-            f"merge_states() got the states of {named_ranks(ranks)}{again} for world size "
-            f"{world_size} (needed: one state of each rank)"
+            f"merge_states() got the states of {named_ranks(ranks)} for world size {world_size}"
+            f"{again} (needed: one state of each rank)"
         )
     first = ordered[0]
     for state in ordered[1:]:
@@ -438,9 +426,9 @@ def _merged(name: str, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result = {}
     for kind in {kind: None for kinds in found for kind in kinds}:
         values = [kinds[kind] for kinds in found if kind in kinds]
-        # A residual may still be on the GPU of the rank that saved it.
+        # A residual may be on the GPU of the rank that saved it.
         values = [value.to(values[0].device) for value in values]
-        # A rank without a residual counts as one with a residual of zeros.
+        # A missing residual counts as zeros.
         result[kind] = sum(values) / count if kind == "residual" else values[0].clone()
     return result
 

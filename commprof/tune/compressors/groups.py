@@ -1,4 +1,4 @@
-"""Process groups, connections and shared memory for the exchanges of a model's compressors."""
+"""Makes the process groups and connections through which compressors exchange gradients."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from commprof.address import own_address
 from commprof.ddp_parameters import reduced
 from commprof.tune.compressors.compressor import Compressor
 
-#: After the exchange of addresses, ranks wait this many seconds for each other's connections.
+#: Ranks wait this many seconds for each other's connections.
 _PATIENCE_S = 10.0
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
-    """Returns a group's time-out for tensors of a device; None if its backend does not tell.
+    """Returns a group's time-out for tensors of a device; None if it is unknown.
 
-    Pass it to ``new_group``, which otherwise gives the new group the backend's default time-out,
-    even if the job has set another one for its own groups.
+    Pass the result to ``new_group``, which otherwise uses the backend's default time-out.
     """
     backend = group._get_backend(device)
     return backend.options._timeout if hasattr(backend, "options") else None
@@ -36,11 +35,11 @@ class Connections:
     """Connections between the ranks of one process group."""
 
     def __init__(self, group: dist.ProcessGroup, names: Sequence[int], timeout: timedelta) -> None:
-        """Connects nothing yet.
+        """Stores the arguments; :meth:`mesh` connects the ranks.
 
         Args:
             group: a group for CPU tensors; all its ranks call the methods of this class together.
-            names: for each rank of the group, the rank number that warnings and errors print.
+            names: rank numbers to print in messages, by rank in the group.
             timeout: time without progress after which a rank counts as gone.
         """
         self._group = group
@@ -50,10 +49,9 @@ class Connections:
         self._state = "new"
 
     def mesh(self) -> Any:
-        """Returns a ``Mesh`` between the ranks; None on all ranks if they cannot connect.
+        """Returns a ``Mesh`` between the ranks; None on all ranks if any rank cannot connect.
 
-        Warns if they cannot, unless ``COMMPROF_SOCKETS`` is off. The same mesh is returned again as
-        long as it works on all ranks.
+        Later calls return the same mesh as long as it works on all ranks.
         """
         if self._mesh is not None and not self._mesh.usable:
             self._mesh, self._state = None, "broken"
@@ -102,7 +100,6 @@ class Connections:
         return dist.distributed_c10d._get_process_group_store(self._group)
 
     def _everybodys(self, own: Any) -> list[Any]:
-        """Gathers one object from each rank of the group, by rank."""
         everyone: list[Any] = [None] * self._group.size()
         dist.all_gather_object(everyone, own, group=self._group)
         return everyone
@@ -113,7 +110,7 @@ class ExchangeWay:
     """The group, shared memory and connections through which one compressor exchanges gradients."""
 
     group: dist.ProcessGroup | None
-    """Ranks with which this rank exchanges; None if another rank of its host exchanges for it."""
+    """Ranks with which this rank exchanges; None if this rank leaves that to another rank."""
     team: Any = None
     """Shared memory in which this host's ranks first add up their gradients; None if all ranks
     exchange."""
@@ -124,11 +121,10 @@ class ExchangeWay:
     local_rank: int = 0
     """Index of this rank among the ranks of its host; 0 if ``team`` is None."""
     compresses: bool = True
-    """True if the compressor's scheme is used. False if shared memory reaches all ranks: then fp32
-    sums replace the scheme."""
+    """False if all ranks share memory: gradients are then added up in fp32, without compression."""
     mesh: Any = None
-    """Socket connections between the ranks of ``group``, for all exchanges except all-reduces. The
-    all-reduces use ``group``. None if all exchanges use ``group``."""
+    """Socket connections between the ranks of ``group``, for all exchanges except all-reduces. None
+    if all exchanges use ``group``."""
 
 
 def compresses_natively(ddp: DistributedDataParallel) -> bool:
@@ -138,7 +134,7 @@ def compresses_natively(ddp: DistributedDataParallel) -> bool:
 
 
 class Groups:
-    """Process groups of one model, made by all its ranks together when first needed."""
+    """Process groups of one model. All ranks together make a group when it is first needed."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         """Makes no group yet."""
@@ -188,7 +184,7 @@ class Groups:
         return self._groups[backend]
 
     def _new_group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
-        # Ranks outside of this model's group do not call this and must not be waited for.
+        # Ranks outside the model's group do not call this, so torch must not wait for them.
         local = len(ranks) < dist.get_world_size()
         return dist.new_group(
             ranks,
@@ -199,12 +195,7 @@ class Groups:
         )
 
     def _way_between_hosts(self) -> ExchangeWay:
-        """Chooses how a hierarchical compressor exchanges; all ranks must call this together.
-
-        Ranks at the same position on different hosts exchange. On a single host, all ranks add up
-        fp32 gradients through shared memory. If no two ranks share a host, or if a host's ranks
-        cannot share memory, all ranks exchange.
-        """
+        """Chooses how a hierarchical compressor exchanges; all ranks must call this together."""
         from commprof.tune import backend
 
         store = dist.PrefixStore(

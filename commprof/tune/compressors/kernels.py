@@ -1,10 +1,10 @@
 """Compression kernels on plain CPU tensors, for benchmarks that compare them with torch.
 
-``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape; they are read as n flat
-values. Results are new flat tensors. If a ``residual`` is given, ``x + residual`` is encoded, and
-afterwards ``residual`` holds the values that the encoding lost. All functions release the GIL and
-raise ValueError for a tensor of another type, device or length; the message names the argument and
-says what is allowed. They need the native module; if it is missing, CommprofError says why.
+``x`` and ``residual`` are contiguous fp32 tensors on the CPU, with n values in any shape. Results
+are new flat tensors. All functions release the GIL.
+
+All functions raise ValueError for a tensor of a wrong type, device or length, and CommprofError if
+the native module is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from commprof import _native
 from commprof.errors import CommprofError
 
-Tensor: TypeAlias = Any  # torch.Tensor; torch is not followed by the type checker
+Tensor: TypeAlias = Any  # torch.Tensor, which the type checker does not know
 
 
 def _module() -> Any:
@@ -27,7 +27,7 @@ def _module() -> Any:
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns the ``k`` values largest in magnitude, and their indices.
 
-    Of values equal in magnitude, those with the lowest indices are taken.
+    Among values of equal magnitude, the values with the lowest indices are taken.
 
     Returns:
         Values, fp32, and indices, int32 and ascending, both [min(k, n)]. NaN counts as larger
@@ -60,13 +60,15 @@ def reduce_fp16(
 ) -> Tensor:
     """Sums ``encoded[i] * factors[i]`` in order, in fp32; returns the sum, rounded to float16.
 
-    The rounded sum is written to ``out`` if that is given; ``out`` may be one of ``encoded``.
+    If ``out`` is given, the rounded sum is written to it. ``out`` may be one of ``encoded``.
     """
     return _module().reduce_fp16(list(encoded), list(factors), out)
 
 
 def encode_int8(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Encodes a finite ``x`` to int8, with a scale per 128 values: max|x| / 127, rounded to bf16.
+    """Encodes ``x``, which must be finite, as int8 with a scale per 128 values.
+
+    A scale is max|x| / 127, rounded to bf16.
 
     If ``residual`` is given, ``x + residual`` is encoded instead of ``x``, and ``residual`` is
     overwritten with the rounding error.

@@ -19,10 +19,10 @@ from commprof.tune.compressors.compressor import Compressor
 from commprof.tune.compressors.groups import Groups
 from commprof.tune.compressors.torch_ops import TorchOps
 
-#: State of an engine: parameter index, kind and values of each item.
+#: State of an engine. Each item has a parameter index, a kind, and values.
 StateItems = list[tuple[int, str, Any]]
 
-#: Patience in seconds with which engines are stopped, see ``Engine.stop``.
+#: Argument of ``Engine.stop``, in seconds.
 _PATIENCE_S = 1.0
 
 
@@ -41,18 +41,18 @@ class Engine(Protocol):
         """Multiplies the residuals by the factor by which the loss scale changed."""
 
     def step_skipped(self) -> None:
-        """Adds back to the residuals what the last step sent, because that step was not applied."""
+        """Adds the sent values of the last step to the residuals again."""
 
     def stop(self, patience_s: float) -> None:
         """Ends the engine's thread, if it has one.
 
-        Waits up to ``patience_s`` seconds for buckets in exchange. If some are left then, the
-        exchange is interrupted, and the wait continues for up to ``patience_s`` more seconds.
+        First waits up to ``patience_s`` seconds for exchanges to end. Then interrupts them, and
+        waits up to ``patience_s`` more seconds.
         """
 
 
 class Running:
-    """Owner of a compressor's engine in a model, with the names of the model's parameters."""
+    """Owns the engine of a compressor in one model."""
 
     def __init__(
         self,
@@ -67,14 +67,12 @@ class Running:
             ddp: the model.
             compressor: scheme and options.
             groups: process groups and connections for the model's exchanges.
-            replaced: the owner of the model's previous native engine. That engine is stopped after
-                the check that all ranks have the same compressor and model, because only one engine
-                at a time can use a group's connections.
+            replaced: the owner of the model's previous native engine. That engine is stopped first,
+                because only one engine at a time can use a group's connections.
 
         Raises:
-            CommprofError: the ranks differ in scheme, options or parameters; or the scheme or an
-                option needs the native module and gradients on the CPU; or some rank cannot make
-                its native engine. All ranks then raise this error.
+            CommprofError: the ranks differ in scheme, options or parameters; or a rank cannot make
+                its engine. All ranks raise the error.
         """
         self.is_stopped = False
         named = reduced_first(ddp)
@@ -84,17 +82,12 @@ class Running:
         self.rank, self.world_size = model_group.rank(), model_group.size()
         parameters = [parameter for _, parameter in named]
         self.is_native = groups.native
-        #: False if fp32 sums through shared memory replace the scheme, see
-        #: ``ExchangeWay.compresses``.
         self.compresses = True
         #: Number of ranks that keep a residual of the same parameter: all ranks or, with
-        #: ``hierarchical=1``, one rank of each host. The sum of these residuals, divided by this
-        #: number, is what they add to the gradients' mean.
+        #: ``hierarchical=1``, one rank of each host.
         self.residual_ranks = self.world_size
-        #: True if this rank takes the residuals when a state from ``merge_states`` is loaded. With
-        #: ``hierarchical=1`` only one rank of each host takes them. That rank hands a parameter's
-        #: residual over to the rank that exchanges the parameter, in the first step in which the
-        #: former rank's own gradient of the parameter is not zero.
+        #: True if this rank loads the residuals of a merged state. With ``hierarchical=1``, only
+        #: one rank of each host loads the residuals.
         self.keeps_merged = True
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)
@@ -152,10 +145,9 @@ def _made_by_all(group: dist.ProcessGroup, make: Callable[[], Any]) -> Any:
 
 
 def disagreement(groups: Groups, compressor: Compressor, ddp: DistributedDataParallel) -> str:
-    """Text on why ranks cannot use a compressor together in a model; empty if they can.
+    """Returns why the ranks cannot use a compressor together; empty if they can.
 
-    All ranks of the model call this together. Only native compressors need agreement; for others,
-    nothing is compared.
+    All ranks of the model must call this together. Only native compressors are compared.
     """
     if not groups.native:
         return ""
@@ -169,19 +161,20 @@ def disagreement(groups: Groups, compressor: Compressor, ddp: DistributedDataPar
 def require_agreement(
     group: dist.ProcessGroup, compressor: Compressor, ddp: DistributedDataParallel
 ) -> None:
-    """Checks that all ranks have the same compressor and model, so that their messages match.
+    """Checks that all ranks have the same compressor and model.
 
-    Only the parameters that DDP reduces are compared. All ranks of ``group`` call this together.
+    Only the parameters that DDP reduces are compared. All ranks of ``group`` must call this
+    together.
 
     Raises:
-        CommprofError: the ranks differ; raised on all of them.
+        CommprofError: the ranks differ. All ranks raise the error.
     """
     found = _described(ddp)
     digest = hashlib.sha256(repr(found).encode()).hexdigest()
     labels, digests = zip(*_of_all_ranks(group, (compressor.label, digest)), strict=True)
     if len(set(labels)) > 1:
         _refuse("compressor", group.rank(), labels)
-    if len(set(digests)) > 1:  # the same on all ranks: all gather once more, or none
+    if len(set(digests)) > 1:  # equal on all ranks, so all ranks gather below
         models = _of_all_ranks(group, found)
         row = next(i for i, at in enumerate(zip_longest(*models)) if len(set(at)) > 1)
         _refuse(
@@ -190,7 +183,6 @@ def require_agreement(
 
 
 def _described(ddp: DistributedDataParallel) -> list[str]:
-    """Describes each reduced parameter by the properties that determine DDP's buckets."""
     sparse = sparse_weights(ddp.module)
     return [
         f"{name} {list(p.shape)} {p.dtype} on {p.device.type}"
@@ -214,10 +206,7 @@ def _refuse(what: str, rank: int, found: Sequence[str]) -> NoReturn:
 
 
 def _stop_at_exit(engine: Any) -> None:
-    """Registers an exit handler that stops the engine's thread and sockets.
-
-    The handler does not keep the engine alive, and is removed when the engine is freed.
-    """
+    """Stops the engine when Python exits. Does not keep the engine alive until then."""
     reference = weakref.ref(engine)
 
     def stop() -> None:

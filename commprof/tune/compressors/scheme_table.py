@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Scheme in C++, name, default of error feedback, exchange, meaning.
+#: Columns: scheme in C++, name, default of error feedback, exchange, meaning.
 SCHEMES: Final = (
     ("None", "none", 0, "ring", "fp32 all-reduce on the thread that compressors use: the baseline"),
     ("Half", "fp16", 0, "two_phase", "16 bits a value with a power-of-two scale, 2x fewer bytes"),
@@ -26,7 +26,7 @@ SCHEMES: Final = (
     ),
 )
 
-#: The scheme that has the option (None: every scheme that compresses), name,
+#: Columns: scheme of the option (None: every scheme that compresses), name,
 #: minimum, maximum, default, True if only whole numbers are allowed, meaning.
 OPTIONS: Final = (
     ("TopK", "ratio", 1e-09, 1, 0.01, False, "fraction of the values to send"),

@@ -1,12 +1,11 @@
-"""Compressors as torch operations: for gradients on a GPU, or if the native module is missing.
+"""Compresses by torch operations, for gradients on a GPU or if the native module is missing.
 
-There are fewer schemes than in the native module, and results need not equal the native module's
-bit for bit. Every rank gets all ranks' encodings and sums them in rank order, so the results of all
-ranks are equal bit for bit.
+There are fewer schemes than in the native module, and results may differ from its results in the
+last bits. Every rank sums the encodings of all ranks in rank order, so all ranks get the same bits.
 
-Callbacks of futures wait only for futures that are complete already: with several buckets in
-flight, a wait for an incomplete future would deadlock gloo's threads. On a GPU a future is complete
-once its collective has been launched, and a wait blocks the current stream, but not the thread.
+A callback of a future must not wait for an incomplete future: this would deadlock gloo's threads.
+On a GPU, a future is complete once its collective was launched. A wait for such a future blocks the
+current stream, but not the thread.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from commprof import _native
 from commprof.errors import CommprofError
 from commprof.tune.compressors.compressor import SCHEMES, Compressor
 
-Tensor = Any  # torch.Tensor; torch is not followed by the type checker
+Tensor = Any  # torch.Tensor, which the type checker does not know
 #: ``Encode`` encodes a bucket for sending; ``Decode`` adds one rank's encoding to the sum.
 Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
 Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
@@ -35,7 +34,6 @@ _LEAST_EXPONENT, _LARGEST_EXPONENT = -66, 100
 _LARGEST_VALUE = 2.0**80
 #: fp32's layout: bits after the exponent, and the exponent that is stored for 2^0.
 _FRACTION_BITS, _BIAS = 23, 127
-#: Options that only the native module supports.
 _NATIVE_OPTIONS = ("checksum", "hierarchical", "measure_every")
 
 
@@ -54,15 +52,15 @@ def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_fp16(x: Tensor) -> tuple[Tensor, ...]:
-    """Returns the values times a power of two as float16, and this scale as fp32 [1].
+    """Multiplies the values by a scale; returns them as float16, and the scale as fp32 [1].
 
-    The scale moves the largest magnitude to between 2^14 and 2^15, within the allowed exponents. It
-    is NaN if some value is not finite or above 2^80.
+    The scale is a power of two that moves the largest magnitude, if possible, to between 2^14 and
+    2^15. The scale is NaN if a value is not finite, or if a magnitude is above 2^80.
     """
     largest = x.abs().amax().view(1)
     exponent = (largest.view(torch.int32) >> _FRACTION_BITS) - _BIAS
     scale_exponent = (14 - exponent).clamp(_LEAST_EXPONENT, _LARGEST_EXPONENT)
-    # The scale is made from bits, because a device's power function need not be exact.
+    # The scale is made from bits, because a device's power function may be inexact.
     scale = ((scale_exponent + _BIAS) << _FRACTION_BITS).view(torch.float32)
     scale = torch.where(largest <= _LARGEST_VALUE, scale, torch.full_like(scale, torch.nan))
     return (x * scale).to(torch.float16), scale
@@ -75,11 +73,11 @@ def add_fp16(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
-    """Returns each value as an 8-bit integer, and a bf16 scale, max|x| / 127, per 128 values."""
+    """Returns each value as an 8-bit integer, and a bf16 scale for every 128 values."""
     padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
     scales = (padded.abs().amax(dim=1) / 127).to(torch.bfloat16)
     quotients = padded / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    # No integer stands for a value that is not finite: its block's scale is infinite or NaN.
+    # A value that is not finite becomes 0 here. The scale of its block is then infinite or NaN.
     integers = quotients.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
     return integers.view(-1)[: x.numel()], scales
 
@@ -91,9 +89,9 @@ def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_topk(ratio: float) -> Encode:
-    """Makes an encoder that returns the values largest in magnitude, and their int32 indices.
+    """Makes an encoder that returns the values of largest magnitude, and their int32 indices.
 
-    ``ratio`` is the fraction of values that the encoder returns; it returns at least one.
+    ``ratio`` is the fraction of the values to return. At least one value is returned.
     """
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
@@ -111,7 +109,7 @@ def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def lacks(compressor: Compressor) -> str:
-    """Text on why a compressor cannot run as torch operations; empty if it can."""
+    """Returns why a compressor cannot run as torch operations; empty if it can."""
     needs = "needs the native module and gradients on the CPU"
     why = _native.tune_error or "gradients on a GPU"
     if compressor.scheme not in _SCHEMES:
@@ -135,7 +133,7 @@ def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
     return _SCHEMES[compressor.scheme](compressor.options.get("ratio", 0.01))
 
 
-#: By scheme name: the function that makes the encoder and the decoder, given topk's ratio.
+#: Functions that make encoder and decoder, by scheme. Their argument is topk's ratio.
 _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
     "none": lambda _: (encode_cast(torch.float32), add_cast),
     "fp16": lambda _: (encode_fp16, add_fp16),
@@ -146,7 +144,6 @@ _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
 
 
 def _suits(buffer: Tensor) -> bool:
-    """True if a bucket can be compressed; others, such as sparse buckets, are sent unchanged."""
     return bool(buffer.dtype == torch.float32 and buffer.layout == torch.strided)
 
 
@@ -170,8 +167,8 @@ class TorchOps:
         self._is_plain = compressor.scheme == "none"
         self._number = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._devices = [parameter.device for parameter in parameters]
-        #: Residuals and last sent values are kept by parameter index. A bucket's index or memory
-        #: does not identify them: DDP reuses both for other parameters when it rebuilds buckets.
+        #: Residuals and last sent values, by parameter index. The index of a bucket cannot be the
+        #: key: DDP reuses it for other parameters when it rebuilds buckets.
         self._residuals: dict[int, Tensor] = {}
         self._sent: dict[int, Tensor] = {}
 
@@ -197,7 +194,7 @@ class TorchOps:
         futures = [work.get_future() for work in works]
 
         def mean_of_all(together: Any) -> Tensor:
-            # Raises if an all-gather failed. The futures below may be incomplete in that case.
+            # Raises if an all-gather failed; the futures below may then be incomplete.
             together.wait()
             # `together` holds no tensors, so only these waits make the GPU's stream wait.
             for future in futures:
@@ -217,16 +214,15 @@ class TorchOps:
     ) -> tuple[tuple[Tensor, ...], Callable[[Tensor], None]]:
         """Returns the encoding of a bucket, and a function that updates the residuals.
 
-        Call the function once all ranks' encodings are known. Its argument is a boolean tensor:
-        True if the values of all ranks are finite.
+        Call the function after the exchange. Its argument is a boolean tensor: True if the values
+        of all ranks are finite.
         """
         if not self._feedback:
             return self._encode(buffer), lambda _: None
         numbers = [self._number[id(parameter)] for parameter in parameters]
         sizes = [parameter.numel() for parameter in parameters]
-        # DDP does not apply the mean to a parameter that no rank used, so a residual sent for it
-        # would be lost. This rank therefore sends no residual of a parameter whose gradient is zero
-        # here.
+        # DDP drops the mean of a parameter that no rank used, and a sent residual would be lost. So
+        # this rank sends no residual of a parameter if its own gradient of the parameter is zero.
         used = torch.stack([part.any() for part in buffer.split(sizes)]).repeat_interleave(
             torch.tensor(sizes, device=buffer.device), output_size=buffer.numel()
         )
@@ -256,7 +252,7 @@ class TorchOps:
         return [(number, "residual", r.clone()) for number, r in sorted(self._residuals.items())]
 
     def load_state(self, state: list[tuple[int, str, Tensor]]) -> None:
-        """Replaces the residuals by copies on the devices of their parameters."""
+        """Replaces all residuals by copies of the residuals in ``state``."""
         self._residuals = {
             number: values.to(self._devices[number], copy=True).flatten()
             for number, _, values in state
@@ -269,7 +265,7 @@ class TorchOps:
             kept.mul_(factor)
 
     def step_skipped(self) -> None:
-        """Adds the values sent in the last step back to the residuals."""
+        """Adds the sent values of the last step to the residuals again."""
         for number, sent in self._sent.items():
             self._residuals[number] = self._residuals[number] + sent
         self._sent.clear()

@@ -1,1 +1,1 @@
-"""Trials: settings of a job, compared on the job's own steps. Only ``live`` imports torch."""
+"""Trials compare settings of a job on the job's own steps. Only ``live`` imports torch."""

@@ -1,6 +1,6 @@
-"""Computes a trial's figures per block, and its result, from the traces of one world size.
+"""Analyses a trial from the traces of one world size.
 
-A block is a series of consecutive steps with the same candidate. A round has one block for each
+A block is a series of consecutive steps with one candidate. A round has one block for each
 candidate.
 """
 
@@ -44,8 +44,8 @@ from commprof.units import NS_PER_MS, ns_to_ms
 Floats = npt.NDArray[np.float64]
 
 PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
-#: Figures per step of one rank: times in ns; ``compressed_wire`` and ``plain_ring`` in bytes;
-#: ``relative_error``, ``cosine`` and ``loss`` have no unit.
+#: Columns of a rank's table, which has one row per step. Times are in ns. ``compressed_wire`` and
+#: ``plain_ring`` are in bytes. ``relative_error``, ``cosine`` and ``loss`` have no unit.
 _COLUMNS = (
     *("wall", *PARTS, "hidden", *STAGES, "compressed_wire", "plain_ring"),
     *("relative_error", "cosine", "loss"),
@@ -53,25 +53,26 @@ _COLUMNS = (
 _GATHER, _SCATTER, _REDUCE = map(
     OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 )
-#: Least number of steps in each half of a block for a comparison of the halves.
+#: The halves of a block are compared only if each half has at least this many steps.
 _LEAST_HALF = 2
-#: Columns that use a block's warm-up steps too, see ``_over_block``.
+#: Columns whose figures also use a block's warm-up steps.
 _WHOLE_BLOCK = ("relative_error", "cosine", "loss")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures per block, ``[candidate, round]``, of rounds in which every block is complete."""
+    """Arrays of figures with one value per block: ``[candidate, round]``.
 
-    #: Median of a block's measured steps on the rank that is slowest with this candidate over all
-    #: rounds. The slowest rank of each round is not used: chance would choose it, so that the
-    #: median would be too long.
+    Rounds with an incomplete block are left out.
+    """
+
+    #: Median time of a block's measured steps, on the candidate's slowest rank. This rank is chosen
+    #: once for all rounds: a choice in each round would make the times too long.
     step_ns: Floats
-    #: Median step in the second half of a block's measured steps, divided by that in the first
-    #: half. The time of a step is its time on the rank that is slowest in this step. NaN in blocks
-    #: of fewer than 4 measured steps.
+    #: Median step time in the second half of a block's measured steps, divided by the median in the
+    #: first half. NaN if a block has fewer than 4 measured steps.
     later_over_earlier: Floats
-    #: Figures by column name, with the units of ``_COLUMNS``; see ``_over_block``.
+    #: One array for each name in ``_COLUMNS``, in the same unit.
     columns: dict[str, Floats]
 
     @property
@@ -89,7 +90,8 @@ def figures(
         traces: traces of all ranks.
         schedule: schedule that the ranks followed.
         first_step: index of the trial's first step in the traces.
-        is_sharded: True if FSDP2 models took part; then their collectives add to the bytes sent.
+        is_sharded: True if FSDP2 models took part. The bytes of FSDP2's collectives are then added
+            to the bytes sent.
     """
     tables = [_steps_of(trace, schedule.steps, first_step, is_sharded) for trace in traces]
     shape = (schedule.candidates, schedule.rounds)
@@ -124,7 +126,6 @@ def _later_over_earlier(step_ns: Floats) -> float:
 
 
 def _of_slowest(medians_ns: Floats) -> Floats:
-    """Returns each candidate's medians on its slowest rank, see ``Figures.step_ns``."""
     if not medians_ns.shape[1]:
         return medians_ns[:, :, 0]
     slowest = np.median(medians_ns, axis=1).argmax(axis=1)
@@ -138,11 +139,10 @@ def no_figures(schedule: TrialSchedule) -> Figures:
 
 
 def _over_block(name: str, rows: Floats) -> float:
-    """Computes one figure of a block from ``[rank, step]``: median over steps, mean over ranks.
+    """Computes one figure of a block from its values, ``[rank, step]``.
 
-    Losses and errors are averaged over steps instead. A block's first loss is left out, because it
-    precedes the candidate's first update; errors are averaged over the few steps that measured
-    them.
+    Times and bytes: the mean over ranks of each rank's median over steps. Losses and errors: the
+    mean. A block's first loss is left out, because it precedes the candidate's first update.
     """
     if name == "loss":
         rows = rows[:, 1:]
@@ -154,7 +154,7 @@ def _over_block(name: str, rows: Floats) -> float:
 
 
 def _steps_of(trace: Trace, count: int, first_step: int, is_sharded: bool) -> dict[str, Floats]:
-    """Returns one rank's columns, one row per step of the trial; NaN for unrecorded steps."""
+    """Returns a rank's columns with one row per step of the trial; NaN if not recorded."""
     trace = on_device_timeline(trace)
     table = {name: np.full(count, np.nan) for name in _COLUMNS}
     issued = columns.collectives(trace)
@@ -181,10 +181,7 @@ def _losses(metadata: dict[str, Any], count: int) -> list[float]:
 def _add_bytes(
     trace: Trace, table: dict[str, Floats], steps: columns.Steps, first_step: int
 ) -> None:
-    """Adds bytes, compressor times and errors to ``table``.
-
-    A bucket counts in the step in which it was ready.
-    """
+    """Adds a bucket's figures to the step in which the bucket became ready."""
     count = len(table["wall"])
     buckets, done = columns.buckets(trace), compressions(trace)
     bucket_step = _trial_step(steps, buckets.ready_ns, first_step, count)
@@ -227,7 +224,7 @@ def _sharded_bytes(
 
 
 def _trial_step(steps: columns.Steps, time_ns: Ints, first_step: int, count: int) -> Ints:
-    """Returns the step, counted from the trial's first, at each time; -1 outside the trial."""
+    """Returns the trial's step at each time, counted from 0; -1 if outside the trial."""
     row = row_containing(steps.begin_ns, steps.end_ns, time_ns)
     step = np.append(steps.index, -1)[row] - first_step
     return np.where((row >= 0) & (step >= 0) & (step < count), step, -1).astype(np.int64)
@@ -240,19 +237,18 @@ def _sums(count: int, row: Ints, values: Floats) -> Floats:
 #: Index of ``noop`` in ``TrialPlan.everyone``.
 _HEADROOM_PLACE = 2
 _ROLES = {BASELINE: "baseline", CONTROL: "control", HEADROOM: "headroom"}
-#: Bits per byte; bits per ns equal Gbit/s.
+#: Bits per byte. One bit per ns is 1 Gbit/s.
 _BITS = 8.0
 
 
 def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:
-    """Returns the result of a trial from the traces of the world size in which it ran.
+    """Returns the result of a trial.
 
-    If a rank's trace is missing, the result has no rounds, because step times are those of the
-    slowest rank, which may be the missing one.
+    If a rank's trace is missing, the result has no rounds: this rank may have been the slowest.
 
     Args:
-        run: traces of the ranks.
-        context: the run's context, for the command that applies the verdict.
+        run: traces of the ranks at one world size.
+        context: the run's context, which holds the command that started the run.
     """
     trials = {rank: trial for rank, trace in run.traces.items() if (trial := trial_of(trace))}
     trial = trials[min(trials)]
@@ -354,10 +350,7 @@ def _settling(halves: Floats, joint: float) -> Interval | None:
 
 
 def _wire_bytes(candidate: Candidate, own_columns: Mapping[str, Floats]) -> Floats:
-    """Returns the bytes that a rank sends per step, by round; NaN if unknown.
-
-    ``own_columns``: the candidate's figures by round, for each of ``_COLUMNS``.
-    """
+    """Returns the bytes that a rank sends per step, one value per round; NaN if unknown."""
     if candidate.label == HEADROOM:
         return np.zeros_like(own_columns["wall"])
     if not candidate.link_only:
@@ -383,10 +376,6 @@ def _break_even(
 def _loss_effect(
     own_columns: Mapping[str, Floats], baseline: Mapping[str, Floats]
 ) -> Interval | None:
-    """Returns the change of the loss relative to the baseline's loss.
-
-    None if the baseline's loss is unknown or 0 in a round.
-    """
     plain = baseline["loss"]
     if not np.isfinite(plain).all() or (plain == 0).any():
         return None
@@ -396,8 +385,8 @@ def _loss_effect(
 def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
     """Returns the share of the communication overhead that a candidate saves; None if unknown.
 
-    The overhead of a step is its time minus the time of ``noop``'s step (``floor``). The share is
-    1 - median(step - floor) / median(plain - floor), where ``plain`` is the baseline's step.
+    The share is 1 - median(step - floor) / median(plain - floor). ``floor`` is the step time of
+    ``noop``, and ``plain`` is the step time of the baseline.
     """
     count = len(step)
     if floor is None or count < MIN_ROUNDS:
@@ -406,7 +395,7 @@ def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> In
     rows = resamples(count)
     drawn_whole = np.median(whole[rows], axis=1)
     if np.median(whole) <= 0 or (drawn_whole <= 0).any():
-        return None  # the overhead may be 0
+        return None
     drawn = 1 - np.median(over[rows], axis=1) / drawn_whole
     value = float(1 - np.median(over) / np.median(whole))
     return interval_of(value, drawn, count, CONFIDENCE)

@@ -1,4 +1,4 @@
-"""Bandwidth below which a trial's candidate makes a step shorter; see ``docs/trials.md``."""
+"""Computes the bandwidth below which a candidate makes a step shorter; see ``docs/trials.md``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from commprof.tune.trials.result import BreakEven, NoBreakEven
 
 Floats = npt.NDArray[np.float64]
 
-#: Bits per byte; bits per ns equal Gbit/s.
+#: Bits per byte. One bit per ns is 1 Gbit/s.
 _BITS = 8.0
 
 
 @dataclass(frozen=True)
 class BreakEvenCosts:
-    """A candidate's costs per step, one value per round: times in ns; bytes per rank."""
+    """Costs of a candidate per step and rank, with one value per round."""
 
-    #: Bytes sent with the baseline, and, in the next field, bytes sent with the candidate.
+    #: Bytes that are sent with the baseline.
     plain_bytes: Floats
+    #: Bytes that are sent with the candidate.
     wire_bytes: Floats
-    #: Time of encode, reduce and decode, which lengthens the chain of communication.
+    #: Time of encode, reduce and decode.
     coding_ns: Floats
-    #: Step time without waiting for communication: the candidate's minus the baseline's.
+    #: Increase of the step time over the baseline. Waiting for communication does not count.
     slowdown_ns: Floats
     #: Time of the baseline's communication during which the training thread worked.
     hidden_ns: Floats
@@ -87,8 +88,8 @@ def no_break_even(candidate: Candidate, rounds: int, is_recorded: bool) -> NoBre
         return NoBreakEven("not known", f"at least {MIN_ROUNDS} complete rounds are needed")
     if not is_recorded:
         why = (
-            "compressors that run as torch operations record neither bytes nor times, and "
-            "gradients that are not fp32 are not compressed"
+            "compressors that run as torch operations record neither bytes nor times, and only "
+            "fp32 gradients are compressed"
         )
         return NoBreakEven("not known", why)
     return NoBreakEven(
@@ -107,13 +108,12 @@ def bandwidth(
     slowdown_ns: Floats,
     hidden_ns: Floats,
 ) -> Floats:
-    """Returns the break-even bandwidth in Gbit/s (bits per ns): the smaller of two bounds.
+    """Returns the break-even bandwidth in Gbit/s: the smaller of two bounds.
 
-    The arguments are the fields of ``BreakEvenCosts``; ``saved`` is ``plain - wire``. Above either
-    bound, the candidate costs more time than it saves. Above ``8 saved / (coding + slowdown)``,
-    sending the saved bytes takes less time than coding and slowdown add. Above ``8 plain / (hidden
-    + slowdown)``, the slowdown exceeds the part of the baseline's communication that is not hidden.
-    The result is 0 if the candidate never makes a step shorter, and infinite if it always does.
+    Below ``8 (plain - wire) / (coding + slowdown)``, the saved bytes save more time than coding and
+    slowdown cost. Below ``8 plain / (hidden + slowdown)``, the baseline waits longer for
+    communication than the slowdown costs. The result is 0 if the candidate never makes a step
+    shorter, and infinite if the candidate always makes a step shorter.
     """
     slow = np.maximum(slowdown_ns, 0.0)
     saved = _BITS * np.maximum(plain_bytes - wire_bytes, 0.0)

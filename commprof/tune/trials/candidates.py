@@ -1,4 +1,4 @@
-"""Candidates of a trial: techniques by name, alone or joined by ``+``."""
+"""Candidates of a trial. A candidate is one technique, or several techniques joined by ``+``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from commprof.tune.trials.sharding import (
     with_word,
 )
 
-#: The model's own communication (for DDP the mean all-reduce), with which candidates are compared.
+#: The model's own communication. All candidates are compared with the baseline.
 BASELINE = "none"
-#: The baseline under another name; differs from the baseline only by chance.
+#: The baseline under another name. Its step times differ from the baseline's only by chance.
 CONTROL = "none again"
-#: A candidate that exchanges nothing: its gain is the largest that faster communication can reach.
+#: A candidate that exchanges nothing. Its gain is the most that faster communication can bring.
 HEADROOM = "noop"
 
 #: Lossless compressors: their result is the fp32 mean.
@@ -34,22 +34,22 @@ _BUCKET_WORDS = (
     (f"{FIRST_BUCKET}=MB", "cap of the DDP bucket that is exchanged first"),
     (f"{BUCKET_VIEW}=true|false", "whether DDP's gradients are views into its buckets"),
 )
-#: Allowed caps in MiB, the unit of DDP's ``bucket_cap_mb``.
+#: Least and largest cap in MiB, the unit of DDP's ``bucket_cap_mb``.
 _CAPS_MB = (0.001, 10_000.0)
 
 
 @dataclass(frozen=True)
 class NamedHook:
-    """A communication hook that a candidate can name; only the ranks import the hook's code."""
+    """A communication hook that a candidate can name."""
 
     name: str
     meaning: str
-    #: ``module:function``. The function accepts the DDP model and returns a communication hook for
-    #: one block of steps; all ranks call it at the same step.
+    #: ``module:function``. The function takes the DDP model and returns a communication hook. Only
+    #: the ranks import the module.
     make: str
     #: True if gradients have the same bits as with DDP's own mean.
     exact: bool
-    #: True if the hook sends as many bytes as a ring all-reduce of each bucket in fp32.
+    #: True if the hook sends the same number of bytes as a ring all-reduce in fp32.
     rings: bool
 
 
@@ -67,23 +67,21 @@ HOOKS: Mapping[str, NamedHook] = {hook.name: hook for hook in _HOOKS}
 
 @dataclass(frozen=True)
 class BucketSetting:
-    """Bucket settings of a candidate for DDP models; None keeps the model's own."""
+    """Bucket settings of a candidate for DDP models. None keeps the model's own setting."""
 
-    #: DDP's ``bucket_cap_mb``.
     cap_mb: float | None = None
     #: Cap of the bucket that is exchanged first.
     first_mb: float | None = None
-    #: DDP's ``gradient_as_bucket_view``.
     as_view: bool | None = None
 
     @property
     def recuts(self) -> bool:
-        """True if gradients are divided into other buckets than with the model's own caps."""
+        """True if the settings change a bucket cap."""
         return self.cap_mb is not None or self.first_mb is not None
 
     @property
     def label(self) -> str:
-        """Settings as typed, such as ``bucket-cap=5+first-bucket=1``; empty if none is set."""
+        """Text of the settings, such as ``bucket-cap=5+first-bucket=1``; empty if none is set."""
         words = [] if self.cap_mb is None else [f"{BUCKET_CAP}={all_digits(self.cap_mb)}"]
         if self.first_mb is not None:
             words.append(f"{FIRST_BUCKET}={all_digits(self.first_mb)}")
@@ -92,7 +90,7 @@ class BucketSetting:
 
     @property
     def code(self) -> str:
-        """Code that applies the settings in the script; empty if commprof's options can do so."""
+        """Python code that applies the settings; empty if an option of commprof can apply them."""
         words = []
         if self.first_mb is not None:
             rest = "the model's own cap" if self.cap_mb is None else all_digits(self.cap_mb)
@@ -111,21 +109,19 @@ OWN_BUCKETS = BucketSetting()
 class Candidate:
     """One of the settings that take turns in a trial."""
 
-    #: Name as ``parse_candidate`` reads it, with options in their standard form.
+    #: Text from which ``parse_candidate`` makes this candidate.
     label: str
-    #: A compressor as ``commprof.compressors.parse`` reads it, or empty.
+    #: Text from which ``commprof.compressors.parse`` makes the compressor; empty for none.
     compressor: str = ""
-    #: One of HOOKS, or empty.
+    #: A key of HOOKS; empty for none.
     hook: str = ""
     buckets: BucketSetting = OWN_BUCKETS
-    #: Settings of FSDP2 models; empty for candidates of DDP models.
     sharding: ShardingSetting = NO_SHARDING
 
     def exact(self, world_size: int) -> bool:
         """True if training with this candidate gives the same bits as training without it.
 
-        Other buckets mean another order of summation in a ring of three ranks and more; two
-        ranks add the same two numbers in any bucket.
+        With three or more ranks, other bucket caps change the order of summation.
         """
         if self.label == HEADROOM or self.compressor or self.sharding.reduce_dtype:
             return False
@@ -135,14 +131,14 @@ class Candidate:
 
     @property
     def compresses(self) -> bool:
-        """True if the candidate changes gradients in other ways than by the order of summation."""
+        """True if the candidate changes gradients, apart from the order of summation."""
         if self.sharding.reduce_dtype:
             return True
         return bool(self.compressor) and _head(self.compressor) not in _LOSSLESS
 
     @property
     def link_only(self) -> bool:
-        """True if the bytes sent over the network are known; break-even figures need them."""
+        """True if the number of bytes that are sent over the network is known."""
         if self.hook:
             return HOOKS[self.hook].rings
         made = parse(self.compressor or BASELINE)
@@ -150,10 +146,9 @@ class Candidate:
 
     @property
     def barred(self) -> str:
-        """Reason why the candidate is never recommended; empty if it can be.
+        """Reason why the candidate is never recommended; empty if it may be recommended.
 
-        A candidate with a hook of HOOKS is never recommended, because no option applies the hook
-        outside of trials: ``commprof run --hook`` and COMMPROF_HOOK accept compressors only.
+        Hooks of HOOKS are never recommended, because no option applies them outside of trials.
         """
         if not self.hook:
             return ""
@@ -177,7 +172,7 @@ def parse_candidate(text: str) -> Candidate:
     """Makes a candidate from its techniques, such as ``topk:ratio=0.01+bucket-cap=5``.
 
     Raises:
-        UsageError: a technique is unknown, a value out of range, or two techniques exclude each
+        UsageError: a technique is unknown, a value is out of range, or two techniques exclude each
             other.
     """
     compressor = hook = ""
@@ -220,7 +215,7 @@ def parse_candidate(text: str) -> Candidate:
 
 
 def technique_names() -> list[str]:
-    """Names of all techniques that a candidate can have, as they are typed."""
+    """Returns the names of all techniques, in the form in which users type them."""
     schemes = [name for name in SCHEMES if name != BASELINE]
     return [*schemes, *HOOKS, *(typed for typed, _ in (*_BUCKET_WORDS, *TECHNIQUES))]
 
@@ -229,7 +224,7 @@ def is_technique(word: str) -> bool:
     """True if a word begins a candidate, False if it is an option of the preceding candidate."""
     first = word.partition("+")[0]
     if "=" in first.partition(":")[0]:
-        # "hierarchical" is a technique, "hierarchical=1" is not.
+        # "hierarchical" is a technique, but "hierarchical=1" is an option.
         of_ddp = (BUCKET_CAP, FIRST_BUCKET, BUCKET_VIEW, STATIC_GRAPH)
         return _head(first) in of_ddp or is_sharding(first)
     return _head(first) in {*SCHEMES, *HOOKS, HEADROOM}
@@ -253,7 +248,7 @@ def _once(first: bool, text: str, what: str) -> None:
 
 
 def all_digits(number: float) -> str:
-    """Returns a number's shortest text that is read as the same number: ``5``, ``0.1``."""
+    """Returns the shortest text from which ``float`` reads the same number, such as ``5``."""
     return repr(number).removesuffix(".0")
 
 

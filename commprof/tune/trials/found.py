@@ -1,4 +1,4 @@
-"""Finds the trial in a run directory; imports the analysis only if there is a trial."""
+"""Finds the trial in a run directory. Imports the analysis only if there is a trial."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def analyse_trial(directory: Path) -> TrialResult | None:
 
 
 def no_trial(directory: Path) -> str:
-    """Returns why no trial began in a run that was asked for one, as the end of a sentence."""
+    """Returns the reason why a requested trial did not begin, for the end of a sentence."""
     for world_size in read_context(directory)["world_sizes"]:
         for trace in read_world(directory, world_size).traces.values():
             if reason := own_metadata(trace, "no_trial"):

@@ -1,4 +1,4 @@
-"""Plan of a trial: its candidates, its blocks, and their order."""
+"""The plan of a trial: candidates, blocks, and the order of the blocks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from commprof.tune.trials.candidates import (
 
 @dataclass(frozen=True)
 class TrialBlock:
-    """Consecutive steps with one candidate; steps count from 0 at the trial's start."""
+    """Consecutive steps with one candidate. The first step of the trial has number 0."""
 
     round: int
     #: Index of the candidate in ``TrialPlan.everyone``.
     candidate: int
     #: First step of the block; the block begins with warm-up steps.
     begin: int
-    #: First measured step of the block; the next field is the first step after the block.
+    #: First measured step of the block.
     measured: int
+    #: First step after the block.
     end: int
 
 
 @dataclass(frozen=True)
 class TrialSchedule:
-    """Rounds with one block per candidate, in an order drawn separately for each round."""
+    """The rounds of a trial. Each round has one block per candidate, in random order."""
 
     candidates: int
     rounds: int
@@ -45,7 +46,7 @@ class TrialSchedule:
 
     @property
     def steps(self) -> int:
-        """Number of steps of all blocks."""
+        """Number of steps in all blocks together."""
         return self.rounds * self.candidates * (self.warmup_steps + self.block_steps)
 
     @cached_property
@@ -59,12 +60,12 @@ class TrialSchedule:
         )
 
     def block_at(self, step: int) -> TrialBlock | None:
-        """Returns the block that begins with this step of the trial; None if none does."""
+        """Returns the block that begins at this step of the trial; None if no block does."""
         block, rest = divmod(step, self.warmup_steps + self.block_steps)
         return self.blocks[block] if rest == 0 and 0 <= block < len(self.blocks) else None
 
     def _order(self, turn: int) -> list[int]:
-        # A text as seed gives the same draw in every process and version of Python 3.
+        # With a text as seed, the draw is the same in every process and version of Python 3.
         draw = random.Random(f"commprof trial {self.seed} {turn}")
         return draw.sample(range(self.candidates), self.candidates)
 
@@ -76,19 +77,17 @@ SETTLE_STEPS = 3
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """A trial's candidates, rounds and block lengths, as ``parse_trial`` reads them."""
+    """A trial's candidates and settings."""
 
-    #: Candidates that the user named; the trial adds ``none``, ``none again`` and ``noop`` itself.
+    #: Candidates that the user named, without ``none``, ``none again`` and ``noop``.
     candidates: tuple[Candidate, ...]
-    #: Number of rounds, each with one block per candidate.
     rounds: int = 8
     #: Number of measured steps of a block.
     block: int = 6
-    #: Number of warm-up steps after each switch of candidates, before the measured steps.
+    #: Number of warm-up steps of a block, before the measured steps.
     warmup: int = 2
-    #: Seed from which the order of the blocks is drawn.
     shuffle: int = 0
-    #: 1 if ``noop`` takes part; it exchanges nothing, and so shows the best possible gain. Else 0.
+    #: 1 if ``noop`` takes part, else 0.
     headroom: int = 1
 
     @property
@@ -115,7 +114,7 @@ class TrialPlan:
 
     @property
     def text(self) -> str:
-        """The plan as ``parse_trial`` reads it."""
+        """Text from which ``parse_trial`` makes this plan."""
         words = [BASELINE, *(candidate.label for candidate in self.candidates)]
         words += [f"{name}={getattr(self, name)}" for name in SETTINGS]
         return ",".join(words)
@@ -134,7 +133,7 @@ SETTINGS = {
 def parse_trial(text: str) -> TrialPlan:
     """Reads a plan such as ``fp16,topk:ratio=0.01,bucket-cap=5,int8+bucket-cap=5,rounds=8``.
 
-    Commas separate candidates; a candidate's options may follow after commas too, as in
+    Commas separate candidates. Commas also separate the options of one candidate, as in
     ``topk:ratio=0.01,feedback=0``. ``rounds``, ``block``, ``warmup``, ``shuffle`` and ``headroom``
     are settings of the trial itself.
 
@@ -153,7 +152,7 @@ def parse_trial(text: str) -> TrialPlan:
             items.append(word)
         else:
             items[-1] += f",{word}"
-    # "none", "none again" and "noop" may be listed too, but TrialPlan.everyone adds them itself.
+    # Users may also list "none", "none again" and "noop", which TrialPlan.everyone adds.
     listed = [item for item in items if item not in (BASELINE, CONTROL, HEADROOM)]
     candidates = tuple(dict.fromkeys(parse_candidate(item) for item in listed))
     if not items:

@@ -1,6 +1,6 @@
 """Settings of FSDP2 that can change between steps, such as ``prefetch=2+reduce-dtype=bf16``.
 
-A trial compares them, and ``commprof run --fsdp`` applies one.
+A trial compares such settings, and ``commprof run --fsdp`` applies a setting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BOOLEANS = {"true": True, "false": False}
 DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _MOST_PREFETCHED = 64
 
-#: Form of each setting on the command line, and its meaning.
+#: Each setting as it is typed on the command line, and its meaning.
 TECHNIQUES = (
     (
         f"{RESHARD}=true|false",
@@ -27,8 +27,7 @@ TECHNIQUES = (
     (f"{REDUCE_DTYPE}=bf16|fp16|fp32", "FSDP2: type in which gradients are reduced"),
     (
         f"{SCATTER_GROUP}={OWN}",
-        "FSDP2: gradients are reduced in a process group of their own, at the same time as the "
-        "next parameters are gathered",
+        "FSDP2: gradients are reduced in a separate process group, while parameters are gathered",
     ),
 )
 #: Setting that FSDP2 fixes when a model is made -> command that predicts other values.
@@ -41,7 +40,7 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class ShardingSetting:
-    """Settings to apply to FSDP2 models; a field that is None or empty changes nothing."""
+    """Settings to apply to FSDP2 models. A field with its default value changes nothing."""
 
     #: True if parameters are freed after forward and gathered again in backward.
     reshard: bool | None = None
@@ -49,12 +48,12 @@ class ShardingSetting:
     prefetch: int | None = None
     #: Type in which gradients are reduced, a key of DTYPES.
     reduce_dtype: str = ""
-    #: True if gradients are reduced in another group than that of the gathers.
+    #: True if gradients are reduced in a process group of their own.
     own_scatter_group: bool = False
 
     @property
     def label(self) -> str:
-        """Settings as typed, such as ``prefetch=2+reduce-dtype=bf16``; empty if none is set."""
+        """Text of the settings, such as ``prefetch=2+reduce-dtype=bf16``; empty if none is set."""
         words = []
         if self.reshard is not None:
             words.append(f"{RESHARD}={str(self.reshard).lower()}")
@@ -67,7 +66,7 @@ class ShardingSetting:
 
     @property
     def count(self) -> int:
-        """Number of fields that are set, and so change the model."""
+        """Number of fields that are set."""
         named = (self.reshard is not None, self.prefetch is not None, bool(self.reduce_dtype))
         return sum(named) + self.own_scatter_group
 
@@ -100,9 +99,9 @@ def is_sharding(word: str) -> bool:
 
 
 def with_word(setting: ShardingSetting, word: str, text: str) -> ShardingSetting:
-    """Returns a copy of ``setting`` to which a word such as ``prefetch=2`` is added.
+    """Adds a word such as ``prefetch=2`` to a copy of ``setting``.
 
-    Error messages quote ``text``, the whole text that contains the word.
+    ``text``: the whole text of the setting, for error messages.
 
     Raises:
         UsageError: the value in the word is not allowed, ``setting`` already has a value for the
@@ -111,7 +110,7 @@ def with_word(setting: ShardingSetting, word: str, text: str) -> ShardingSetting
     name, _, value = word.partition("=")
     if name in _FIXED:
         raise UsageError(
-            f"{name} cannot change between steps: FSDP2 fixes it when it shards a model; "
+            f"{name} cannot change between steps: FSDP2 fixes {name} when a model is sharded; "
             f"{_FIXED[name]}"
         )
     if name == RESHARD:

@@ -30,7 +30,7 @@ _TOO_NOISY = (
 
 @dataclass(frozen=True)
 class TrialSetting:
-    """How the trial was started: its command line, and facts about that command."""
+    """Facts about the command that started the trial."""
 
     command: str
     #: True if ``commprof run`` started the trial, so that its command can be repeated.
@@ -50,7 +50,7 @@ def judge(
 
     Args:
         candidates: candidates of the plan, without ``none``, ``none again`` and ``noop``.
-        results: results of all candidates, including these three.
+        results: results of all candidates, with ``none``, ``none again`` and ``noop``.
         step_ns: step times, ``[candidate, round]``; candidates are in the order of ``results``.
         parts: parts of the baseline's step, the largest first.
         setting: how the trial was started; determines the command that applies the choice.
@@ -108,8 +108,8 @@ def incomplete(missing: Sequence[int]) -> TrialVerdict:
 def apply(candidate: Candidate, setting: TrialSetting) -> str:
     """Returns the command or code that applies a candidate; empty if nothing applies it.
 
-    If the job was not started by ``commprof run``, the text gives a command for a trial begun by
-    ``commprof env``, and code for a trial begun by the script: a trace does not tell these apart.
+    If ``commprof run`` did not start the job, the text has a ``commprof env`` command and code for
+    the script, because a trace does not show which of the two began the trial.
     """
     if candidate.barred:
         return ""
@@ -127,16 +127,12 @@ def apply(candidate: Candidate, setting: TrialSetting) -> str:
 
 
 def _in_script(candidate: Candidate) -> str:
-    """Returns code for the training script that applies bucket settings and any compressor.
-
-    No option of commprof applies these bucket settings.
-    """
+    """Returns code for the script, for bucket settings that no option of commprof applies."""
     hook = _in_code(candidate.compressor, "")
     return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
 
 
 def _applied_sharding(sharding: ShardingSetting, setting: TrialSetting) -> str:
-    """Returns the command or code that applies a setting of FSDP2."""
     if setting.is_run:
         return _run_with(setting, ["--fsdp", sharding.label])
     words = [f"{variables.FSDP}={sharding.label}", f"{variables.TRIAL}="]
@@ -145,7 +141,7 @@ def _applied_sharding(sharding: ShardingSetting, setting: TrialSetting) -> str:
 
 
 def _under_env(coded: str, cap_mb: str) -> str:
-    """Returns a ``commprof env`` command that sets compressor and bucket cap, and begins no trial.
+    """Returns a ``commprof env`` command that begins no trial.
 
     The word COMMAND in the result stands for the user's own command that starts the job.
     """
@@ -167,9 +163,7 @@ def _in_code(coded: str, cap_mb: str) -> str:
 def _run_with(setting: TrialSetting, options: Sequence[str]) -> str:
     """Returns the run's command with these options in place of ``--trial``.
 
-    If the file of ``--config`` asks for the trial, the options are added to the command: each of
-    them makes ``commprof run`` ignore the file's ``trial``. ``--output`` and ``--json`` are
-    dropped, so that the trial's own files are kept.
+    ``--output`` and ``--json`` are dropped, so that the trial's own files are kept.
     """
     command = taken_apart(setting.command, setting.script)
     if command is None:
@@ -190,8 +184,8 @@ def _ceiling(won: Interval) -> str:
     if won.high <= 0:
         return f"Without any exchange (`noop`) a step is not shorter; gain: {_percent(won)}."
     return (
-        f"Without any exchange a step is {_percent(won)} shorter: that is the most that any work "
-        "on communication can win."
+        f"Without any exchange a step is {_percent(won)} shorter. No work on communication can "
+        "save more."
     )
 
 
@@ -223,10 +217,9 @@ def _own_work(parts: Sequence[StepShare]) -> str:
 
 
 def _chance(results: Sequence[CandidateResult]) -> float:
-    """Returns how much two identical candidates differ by chance.
+    """Returns the absolute log of the ratio of the step times of ``none again`` and ``none``.
 
-    The result is the absolute log of the ratio of their step times. The two candidates are
-    ``none again`` and the baseline ``none``, which have the same settings.
+    These candidates are identical, so that their step times differ only by chance.
     """
     control = next(result for result in results if result.role == "control")
     assert control.ratio is not None
@@ -234,7 +227,6 @@ def _chance(results: Sequence[CandidateResult]) -> float:
 
 
 def _wins(result: CandidateResult, chance: float) -> bool:
-    """True if the gain exceeds chance and its whole confidence interval is above 0."""
     joint = result.joint_ratio
     if result.role != "candidate" or joint is None:
         return False
@@ -247,16 +239,15 @@ def _tied(
     results: Sequence[CandidateResult],
     step_ns: Floats,
 ) -> bool:
-    """True if the two candidates do not differ measurably."""
     places = [next(i for i, r in enumerate(results) if r is x) for x in (result, best)]
     between = ratio_of_rounds(step_ns[places[0]], step_ns[places[1]])
     return between is not None and between.contains(1.0)
 
 
 def _damage(result: CandidateResult) -> tuple[float, bool]:
-    """Sort key: the gradients' relative error, then whether the result's bits change.
+    """Returns a sort key: the relative error of the gradients, then True if any bits change.
 
-    The error is 0 if gradients are not compressed, and infinite if it was not measured.
+    The error is 0 if gradients are not compressed, and infinite if the error was not measured.
     """
     error = result.relative_error
     if math.isnan(error):
@@ -284,7 +275,6 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
 
 
 def _barred(results: Sequence[CandidateResult], chance: float) -> list[str]:
-    """Describes the candidates with a measurable gain that are never recommended, and says why."""
     return [
         f"{result.label} saves {_percent(result.gain)} of a step, and is not recommended: "
         f"{result.barred}."
@@ -310,7 +300,7 @@ def _recommend(
             why = "was the fastest"
         if math.isinf(_damage(choice)[0]):
             why = "was the fastest; errors of the gradients were not measured"
-        # All of these candidates were compared only with the fastest one.
+        # Each of these candidates was compared only with the fastest candidate.
         best = min(equals, key=lambda result: result.step_ms)
         if choice is best or len(others) == 1:
             same = " and ".join(others)

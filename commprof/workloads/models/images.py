@@ -37,11 +37,11 @@ class Images(Protocol):
     """Description of the images in words."""
 
     def require(self) -> None:
-        """Raises UsageError if a package is missing that `load` needs."""
+        """Raises UsageError if a package that `load` needs is missing."""
         ...
 
     def load(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Loads all images, float32 of shape (count, 3, size, size), and int64 labels."""
+        """Returns images as float32 of shape (count, 3, size, size), and labels as int64."""
         ...
 
 
@@ -50,7 +50,7 @@ def open_images(data: str, count: int, classes: int, size: int) -> Images:
 
     data: SYNTHETIC, DIGITS, an .npz file, or a folder.
     count: number of images to synthesise.
-    classes: number of classes of synthetic images; the largest number allowed for other images.
+    classes: number of classes of synthetic images. Other images may have fewer classes, not more.
     size: height and width of synthetic images.
     Raises UsageError if the images cannot be read, or have more than `classes` classes.
     """
@@ -66,7 +66,7 @@ def open_images(data: str, count: int, classes: int, size: int) -> Images:
     else:
         raise UsageError(
             f"data={data!r} does not name images (allowed: {SYNTHETIC}, {DIGITS}, an .npz file "
-            "with 'images' and 'labels', or a folder with a folder of images per class)"
+            "with 'images' and 'labels', or a folder that has a folder of images for each class)"
         )
     if images.classes > classes:
         raise UsageError(
@@ -94,8 +94,6 @@ class _Synthetic:
 
 
 class _Digits:
-    """The 1,797 handwritten digits of scikit-learn, 8 x 8, grey."""
-
     count, classes = _DIGITS_COUNT, 10
     description = f"scikit-learn's {_DIGITS_COUNT} digits"
 
@@ -149,11 +147,8 @@ class _Archive:
 
 
 class _Folder:
-    """A folder per class, with pictures (read with Pillow) or .npy arrays."""
-
     def __init__(self, path: Path) -> None:
         folders = sorted(folder for folder in _shown(path) if folder.is_dir())
-        # A folder without images is not a class: .git, .ipynb_checkpoints, or one still empty.
         classes = [files for files in map(_images_in, folders) if files]
         self._files = [(file, label) for label, files in enumerate(classes) for file in files]
         if not self._files:
@@ -180,7 +175,6 @@ class _Folder:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """Returns the entries of a folder that are not hidden."""
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
@@ -201,9 +195,9 @@ def _read(file: Path) -> npt.NDArray[Any]:
 
 
 def _tensors(images: list[npt.NDArray[Any]], size: int) -> Tensor:
-    """Stacks images of shape height x width or height x width x channels, resized to `size`.
+    """Resizes and stacks images of shape height x width or height x width x channels.
 
-    Integer pixels are divided by 255; pixels that are floats are not.
+    Integer pixels are divided by 255.
     """
     found = []
     for image in images:
@@ -220,7 +214,6 @@ def _tensors(images: list[npt.NDArray[Any]], size: int) -> Tensor:
 
 
 def _resized(images: Tensor, size: int) -> Tensor:
-    """Resizes images to size x size, and expands them to three channels."""
     if images.shape[-2:] != (size, size):
         images = functional.interpolate(images, (size, size), mode="bilinear", antialias=True)
     return images.expand(-1, _CHANNELS, -1, -1).contiguous()

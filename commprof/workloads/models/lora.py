@@ -1,7 +1,7 @@
 """Workload `lora`: low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a Mistral model.
 
-Architecture from transformers, adapters from peft, random weights. Only the adapters are trained,
-so ranks exchange few bytes of gradients.
+The model comes from transformers, with random weights, and the adapters come from peft. Only the
+adapters are trained, so ranks exchange few bytes of gradients.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _SIZES: dict[str, dict[str, int]] = {
 }
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _TARGETS = {"attention": _ATTENTION, "all": [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]}
-#: Number of bytes of a frozen parameter while the model is created; packing into 4 bits comes
-#: later.
+#: Bytes per frozen parameter when the model is created. Packing into 4 bits comes later.
 _MADE_BYTES = {"fp32": 4, "bf16": 2, "4bit": 4}
 _ALPHA_PER_RANK = 2
 
@@ -46,17 +45,17 @@ class LoraOptions:
     """Sizes of the model, its adapters and its data."""
 
     size: str = field(default="tiny", metadata={"choices": tuple(_SIZES)})
-    """Shape of the Mistral model: tiny, small, or 7b for Mistral-7B's own."""
+    """Shape of the Mistral model: tiny, small, or 7b, the shape of Mistral-7B."""
     rank: int = field(default=16, metadata={"minimum": 1})
-    """Matrix rank of the adapters; their alpha is twice the rank."""
+    """Matrix rank of the adapters. LoRA's alpha is twice this rank."""
     targets: str = field(default="attention", metadata={"choices": tuple(_TARGETS)})
-    """Linear modules with adapters: those of attention, or all of a layer's linear modules."""
+    """Linear modules that get adapters: only the modules of attention, or all of each layer."""
     base: str = field(default="fp32", metadata={"choices": tuple(_MADE_BYTES)})
-    """Type of the frozen weights; 4bit: bitsandbytes' nf4."""
+    """Type of the frozen weights; 4bit is nf4 of bitsandbytes."""
     sequence: int = field(default=128, metadata={"minimum": 1})
     """Number of predicted tokens per sample."""
     samples: int = field(default=160, metadata={"minimum": 1})
-    """Samples in the data set, over all ranks."""
+    """Number of samples in the data set, over all ranks."""
     learning_rate: float = 2e-4
     """Learning rate of AdamW; it falls to 0 along a cosine over the steps of the run."""
 
@@ -67,7 +66,7 @@ class LoraOptions:
 
 
 class Lora(OfSamples):
-    """Workload of adapters on a frozen Mistral model, with the sizes in LoraOptions."""
+    """Workload that trains adapters on a frozen Mistral model."""
 
     name: ClassVar[str] = "lora"
     options_type: ClassVar[type[Any]] = LoraOptions
@@ -100,7 +99,7 @@ class Lora(OfSamples):
     def describe(self) -> str:
         """Describes sizes, counts, and the bytes of the adapters' gradients.
 
-        Raises UsageError if a package is missing that `build` needs.
+        Raises UsageError if a package that `build` needs is missing.
         """
         chosen = self.options
         if chosen.base == "4bit":
@@ -113,9 +112,9 @@ class Lora(OfSamples):
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Returns the refused strategies, by name, with the reason for refusing each.
+        """Maps the name of each refused strategy to the reason.
 
-        With base=4bit these are fsdp and hsdp, which shard parameters; otherwise there are none.
+        base=4bit refuses fsdp and hsdp, which shard parameters.
         """
         if self.options.base != "4bit":
             return {}
@@ -125,15 +124,13 @@ class Lora(OfSamples):
     def build(self, shard: Shard) -> Trainee:
         """Builds model and data of one rank.
 
-        Raises UsageError if the host, or the GPU, has too little memory; torch's meta device, which
-        holds no values, needs none.
+        Raises UsageError if the host or the GPU has too little memory.
         """
         self._check_memory(shard)
         return _LoraTrainee(self.options, shard)
 
     @cached_property
     def _counts(self) -> tuple[int, int]:
-        """Numbers of trainable and frozen parameters, counted on torch's meta device."""
         with torch.device("meta"):
             model = _adapted(_base_model(self.options), self.options)
         counts = {True: 0, False: 0}
@@ -173,7 +170,6 @@ def _require(package: str) -> None:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets the type of tensors that torch creates in this context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -183,7 +179,6 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _base_model(options: LoraOptions) -> nn.Module:
-    """Returns the base model with random weights, on torch's default device."""
     _require("transformers")
     _require("peft")
     from transformers import MistralConfig
@@ -200,15 +195,13 @@ def _base_model(options: LoraOptions) -> nn.Module:
         max_position_embeddings=max(4096, options.sequence),
         use_cache=False,
     )
-    # With base=bf16 the model is created in bf16: a later cast from fp32 would temporarily need
-    # three times the memory.
+    # A later cast from fp32 to bf16 would temporarily need three times the memory.
     with _default_dtype(torch.bfloat16 if options.base == "bf16" else torch.float32):
         model: nn.Module = MistralForCausalLM(config)
     return model
 
 
 def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
-    """Returns the model with adapters in fp32, and all other parameters frozen."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -219,7 +212,7 @@ def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
-        # peft uses a name that transformers has changed
+        # peft uses a name that is outdated in transformers
         warnings.simplefilter("ignore", FutureWarning)
         adapted: nn.Module = get_peft_model(model, config)
     return adapted
@@ -261,10 +254,7 @@ class _LoraTrainee(DataTrainee):
         self._learning_rate = options.learning_rate
 
     def ddp_options(self) -> dict[str, Any]:
-        """Turns off DDP's broadcasts of buffers, because this model's buffers never change.
-
-        They hold the frequencies of its position encoding.
-        """
+        """Turns off DDP's broadcasts of buffers, because this model's buffers never change."""
         return {"broadcast_buffers": False}
 
     def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:

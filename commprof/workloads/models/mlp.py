@@ -1,6 +1,6 @@
 """Workload `mlp`: fully connected layers that classify random vectors.
 
-A random linear map gives the labels of the vectors.
+The labels come from a random linear map.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MlpOptions:
     inputs: int = field(default=256, metadata={"minimum": 1})
     """Number of input features per sample."""
     width: int = field(default=512, metadata={"minimum": 1})
-    """Units of each hidden layer."""
+    """Number of units in each hidden layer."""
     layers: int = field(default=4, metadata={"minimum": 1})
     """Number of hidden layers."""
     classes: int = field(default=10, metadata={"minimum": 2})
@@ -33,7 +33,7 @@ class MlpOptions:
     samples: int = field(default=2048, metadata={"minimum": 1})
     """Number of samples in the data set, over all ranks."""
     learning_rate: float = 0.05
-    """Learning rate of SGD with momentum 0.9; falls to 0 along a cosine over the run."""
+    """Learning rate of SGD with momentum 0.9; it falls to 0 along a cosine over the run."""
 
 
 def _model(options: MlpOptions) -> nn.Sequential:
@@ -45,7 +45,7 @@ def _model(options: MlpOptions) -> nn.Sequential:
 
 
 class Mlp(OfSamples):
-    """Workload of a fully connected network, with the sizes in MlpOptions."""
+    """Workload that trains a fully connected network."""
 
     name: ClassVar[str] = "mlp"
     options_type: ClassVar[type[Any]] = MlpOptions

@@ -1,6 +1,6 @@
 """Workload `resnet50`: the residual network of He et al. 2016 (arXiv 1512.03385) with SGD.
 
-This is the later of its two forms ("v1.5"): the stride is in a block's 3 x 3 convolution.
+In this form of the network ("v1.5"), the stride of a block is in the 3 x 3 convolution.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ _SHRINKS = 32  # largest image size that becomes 1 x 1 in the last stage
 
 @dataclass(frozen=True)
 class ResnetOptions:
-    """Options of the data; the model is always the same except for its last layer."""
+    """Options of the data. Only the model's last layer depends on these options."""
 
     classes: int = field(default=10, metadata={"minimum": 2})
-    """Classes to distinguish: 1000 gives the canonical 25,557,032 parameters."""
+    """Number of classes; 1000 classes give the usual 25,557,032 parameters."""
     image: int = field(default=32, metadata={"minimum": 1})
     """Height and width to which images are resized."""
     samples: int = field(default=320, metadata={"minimum": 1})
-    """Images in the synthetic data set, over all ranks."""
+    """Number of synthetic images, over all ranks."""
     data: str = SYNTHETIC
     """Images: synthetic, digits (of scikit-learn), an .npz file, or a folder per class."""
     learning_rate: float = 0.0125
-    """SGD's learning rate: 0.1 for a batch of 128, scaled linearly to the default batch of 16.
-    Falls to a tenth after half of the steps, to a hundredth after three quarters."""
+    """Learning rate of SGD: 0.1 for a batch of 128, scaled to the default batch of 16. It falls to
+    a tenth after half of the steps, and to a hundredth after three quarters."""
 
 
 class _BatchNorm(nn.BatchNorm2d):
     """Batch norm with weights and statistics in fp32, as under torch.autocast.
 
-    If the precision is bf16 or fp16, FSDP gathers the weights in 16 bits and leaves the running
-    statistics in fp32. Torch's batch norm refuses this mixture. If both were in 16 bits, torch
-    would also round each batch's mean and deviation.
+    With bf16 or fp16, FSDP gathers the weights in 16 bits and leaves the running statistics in
+    fp32. Torch's batch norm refuses this mixture.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -61,8 +60,6 @@ class _BatchNorm(nn.BatchNorm2d):
 
 
 class _Block(nn.Module):
-    """Residual block: 1 x 1, 3 x 3 and 1 x 1 convolutions, and a shortcut."""
-
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         outputs = width * _EXPANSION
@@ -91,8 +88,6 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple
 
 
 class _Model(nn.Module):
-    """ResNet-50: a stem, sixteen blocks in four stages, a mean over the image, a linear layer."""
-
     def __init__(self, classes: int) -> None:
         super().__init__()
         width = _STAGES[0][0]
@@ -116,14 +111,14 @@ class _Model(nn.Module):
 
 
 class Resnet50:
-    """Workload of the residual network on small images; ResnetOptions selects the images."""
+    """Workload that trains the residual network on images."""
 
     name: ClassVar[str] = "resnet50"
     options_type: ClassVar[type[Any]] = ResnetOptions
     build_imports: ClassVar[tuple[str, ...]] = ()
     default_batch_size: ClassVar[int] = 16
     split_dependence: ClassVar[str] = (
-        "batch norm normalises each rank's part of the batch by itself"
+        "batch norm normalises each rank's part of the batch separately"
     )
 
     def __init__(self, options: ResnetOptions | None = None) -> None:
@@ -155,8 +150,7 @@ class Resnet50:
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
         """Returns a rank's number of steps per epoch, at one backward pass per step.
 
-        Raises UsageError if a forward and backward pass would have only one image: batch norm of
-        the last stage cannot train on it.
+        Raises UsageError if a pass would have only one image, and batch norm needs more.
         """
         self._check_batches(world_size, per_rank_batch)
         return passes_per_epoch(self._images.count, world_size, per_rank_batch)

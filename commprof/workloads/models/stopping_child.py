@@ -1,7 +1,7 @@
-"""Program that stops its parent process for a time, once per line of standard input.
+"""Program that stops its parent process, once per line of standard input.
 
-Each line holds the time in ns. The program ends when its parent ends. It is run as a script by its
-path, and imports only the standard library, so that it starts quickly.
+Each line holds the length of the stop in ns. The program ends when its parent ends. It imports only
+the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sys
 def main() -> None:
     """Stops and resumes the parent once for each line read.
 
-    Writes an empty line to standard output when ready, and each time it has resumed the parent.
+    Writes an empty line to standard output when ready, and after each stop.
     """
-    # Ignored, so that none of these signals ends this program while the parent is stopped.
+    # Such a signal must not end this program while the parent is stopped.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     parent = os.pidfd_open(int(sys.argv[1]))

@@ -1,11 +1,10 @@
-"""Workload `timed`: phases of known length and gradients of known size, for tests to compare with.
+"""Workload `timed`: phases of known length and gradients of known size, for tests.
 
-Every phase sleeps until absolute deadlines (its start plus the lengths so far), on the capture's
-clock (CLOCK_MONOTONIC). So the next deadline absorbs delays that would otherwise add up: a late
-wake-up, the cost of producing a gradient, and DDP's copy of the gradient into a bucket. A sharded
-layer (FSDP2) sleeps for its length instead: a deadline would absorb the wait for its parameters.
+Phases sleep until absolute deadlines on the capture's clock (CLOCK_MONOTONIC), so that small delays
+do not add up. A layer sharded by FSDP2 sleeps for its length instead: a deadline would absorb the
+wait for the layer's parameters.
 
-With late_phase=pause a child process really stops this process for a time (SIGSTOP).
+With late_phase=pause, a child process stops this process for a time (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ _END_S = 5.0
 
 
 class Stopper:
-    """Pauses this process: a child process sends SIGSTOP to this process, and later SIGCONT.
-
-    The child process ends when this process ends.
-    """
+    """Pauses this process, with a child process that sends SIGSTOP and later SIGCONT."""
 
     def __init__(self) -> None:
         """Starts the child process. Raises CommprofError if the child cannot stop this process."""
@@ -61,7 +57,7 @@ class Stopper:
             self._child.stdin.write(b"%d\n" % duration_ns)
             self._child.stdin.flush()
         except BrokenPipeError:
-            pass  # the next line notices that the child has ended
+            pass  # the next line reports that the child has ended
         self._await_answer()
 
     def _await_answer(self) -> None:
@@ -74,14 +70,12 @@ class Stopper:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends the child by closing its standard input."""
     child.communicate(timeout=_END_S)
 
 
 _Draw = Callable[[int], Tensor]
 _PHASES = ("data", "forward", "backward", "optimizer")
 _PAUSE = "pause"
-#: Phase in which a pause takes place.
 _PAUSED = "forward"
 _STEPS_PER_EPOCH = 6
 _BYTES_PER_ELEMENT = 4
@@ -113,27 +107,25 @@ class TimedOptions:
     forward_ms: tuple[float, ...] = (2.0,)
     """Length of each layer's forward."""
     backward_ms: tuple[float, ...] = (4.0,)
-    """Length of each layer's backward, at whose end the gradient is ready."""
+    """Length of each layer's backward. The layer's gradient is ready at its end."""
     gradient_mb: tuple[float, ...] = (1.0,)
     """Size of each layer's fp32 gradient; 0 makes a layer without parameters."""
     gradients: str = field(default="constant", metadata={"choices": ("constant", "normal")})
-    """Values of the gradients. `constant`: rank + 1, so that the mean is known; `normal`: drawn
-    once from a normal distribution, which suits sparse compressors."""
+    """Values of the gradients. `constant`: rank + 1; `normal`: drawn once from a normal
+    distribution."""
     optimizer_ms: float = 0.0
     """Length of the optimizer phase."""
     bucket_cap_mb: float = 0.0
-    """DDP's bucket_cap_mb; a cap below every layer's size gives each layer a bucket. 0: DDP's
-    default."""
+    """DDP's bucket_cap_mb; 0 for DDP's default."""
     late_rank: int = field(default=-1, metadata={"minimum": -1})
-    """The late rank; -1 for no late rank."""
+    """Rank that is late; -1 for no rank."""
     late_ms: float = 0.0
     """Time by which the rank is late."""
     late_phase: str = field(default="backward", metadata={"choices": (*_PHASES, _PAUSE)})
-    """The late rank begins this phase with a sleep of `late_ms`. "pause": the rank's process is
-    really stopped (SIGSTOP) for `late_ms`, in forward.
-    """
+    """Phase that the late rank begins with a sleep of `late_ms`. "pause": the rank's process is
+    stopped (SIGSTOP) for `late_ms` in forward."""
     late_every: int = field(default=1, metadata={"minimum": 1})
-    """The rank is late in every n-th step, counted from 1."""
+    """The rank is late in every n-th step."""
 
     def __post_init__(self) -> None:
         for name in ("forward_ms", "backward_ms", "gradient_mb"):
@@ -161,7 +153,7 @@ class TimedOptions:
 
 
 class Timed:
-    """Workload of layers that sleep, as TimedOptions says; a batch is only a number of samples."""
+    """Workload of layers that sleep instead of computing. A batch is only a number of samples."""
 
     name: ClassVar[str] = "timed"
     options_type: ClassVar[type[Any]] = TimedOptions
@@ -195,10 +187,7 @@ class Timed:
         return f"{text} Rank {chosen.late_rank} is {how} in 1 of {chosen.late_every} steps."
 
     def refused(self) -> Mapping[str, str]:
-        """Returns the refused strategies and options, by name, with the reason for refusing each.
-
-        They need computation or an optimizer, and this workload has neither.
-        """
+        """Maps the name of each refused strategy or option to the reason."""
         return _REFUSED
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
@@ -211,7 +200,6 @@ class Timed:
 
 
 def _drawing(values: str, rank: int) -> _Draw:
-    """Returns a function that draws a layer's gradient, see `TimedOptions.gradients`."""
     if values == "constant":
         return lambda count: torch.full((count,), float(rank + 1))
     generator = torch.Generator("cpu").manual_seed(rank)
@@ -231,8 +219,8 @@ class _TimedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         layer: _Layer = ctx.layer
         if layer.begins_backward:
-            # Callbacks run after the last layer, in the order in which they were queued: this
-            # callback comes before DDP's finalisation.
+            # Autograd runs callbacks in the order in which they were queued: this callback runs
+            # before DDP's callback.
             Variable._execution_engine.queue_callback(layer.pacer.stamp)
         gradient = layer.fresh_gradient()
         layer.pacer.wait(layer.backward_ns)
@@ -252,10 +240,9 @@ class _Layer(nn.Module):
         self.begins_backward = False
 
     def fresh_gradient(self) -> Tensor | None:
-        """Returns a new tensor on reused memory; autograd may use it as `.grad` without copying.
+        """Returns a new tensor on reused memory, which causes no page faults.
 
-        Reused memory causes no page faults. Nothing writes to it: DDP copies it into a bucket, and
-        replaces `.grad` by a view of the bucket.
+        Autograd may use the tensor as `.grad`, because nothing writes to this memory.
         """
         return None if self.weight is None else self._gradient.detach()
 
@@ -265,10 +252,9 @@ class _Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    """The layers in forward order, after an extra layer without parameters.
+    """The layers in forward order, after an extra layer without parameters, of length 0.
 
-    The extra layer's own sleeping times are 0. The extra layer runs last in backward: when its
-    backward returns, only DDP's wait for communication is left.
+    The extra layer runs last in backward. Only DDP's wait for communication comes later.
     """
 
     def __init__(self, options: TimedOptions, pacer: Pacer, draw: _Draw) -> None:
@@ -296,8 +282,6 @@ class _NominalBatch:
 
 
 class _TimedTrainee:
-    """One rank's model, which sleeps instead of computing."""
-
     def __init__(self, options: TimedOptions, shard: Shard) -> None:
         self._options = options
         self._shard = shard
@@ -313,7 +297,7 @@ class _TimedTrainee:
         self.blocks: Sequence[nn.Module] = model.blocks
 
     def ddp_options(self) -> dict[str, Any]:
-        """Returns DDP's arguments; gradients are views of its buckets, so DDP copies none back."""
+        """Makes gradients views of DDP's buckets, so that DDP does not copy gradients back."""
         options: dict[str, Any] = {"gradient_as_bucket_view": True}
         if self._options.bucket_cap_mb:
             options["bucket_cap_mb"] = self._options.bucket_cap_mb
@@ -347,18 +331,16 @@ class _TimedTrainee:
         return self._update
 
     def _update(self) -> None:
-        """Clears the gradients and sleeps; changing the weights too would take computing time."""
+        """Clears the gradients and sleeps. Changing the weights would take computing time."""
         self._pacer.start(self._lateness_ns("optimizer"))
         self.model.zero_grad()
         self._end_phase("optimizer", self._options.optimizer_ms)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns when each phase began and how long it took, per step, as this model measured it.
+        """Returns the starts and lengths of the phases in ns, with one value per step.
 
-        "forward_begin_ns" holds the starts of forward on the capture's clock, and "forward_ns" its
-        lengths, both in ns with one value per step. The other phases have such keys too. Backward
-        ends where DDP begins to wait. A delay between the end of one phase and the start of the
-        next, as on a busy machine, belongs to neither.
+        Example of keys: "forward_begin_ns" for starts, on the capture's clock, and "forward_ns" for
+        lengths. Backward ends where DDP begins to wait.
         """
         return self._truth
 
@@ -381,12 +363,12 @@ class _TimedTrainee:
 
 
 def _stopper_of(options: TimedOptions, shard: Shard) -> Stopper | None:
-    """Returns the stopper of the rank that is to be stopped; None on other ranks."""
     chosen = options.late_phase == _PAUSE and options.late_rank == shard.rank
     return Stopper() if chosen and options.late_ms > 0 else None
 
 
-_WAKE_EARLY_NS = 200_000  # a long sleep overshoots by less than this; short sleeps fill the rest
+# A long sleep ends this much before the deadline, because sleeps overshoot. Short sleeps follow.
+_WAKE_EARLY_NS = 200_000
 _SHORT_SLEEP_S = 20e-6
 
 
@@ -404,22 +386,22 @@ class Pacer:
         self._due_ns = self._started_ns + delay_ns
 
     def wait(self, duration_ns: int) -> None:
-        """Sleeps until a new deadline; does not sleep if the new deadline is past.
+        """Sleeps until `duration_ns` after the previous deadline, or not at all if this is past.
 
-        The new deadline is `duration_ns` after the previous deadline. If `absorbs` is False and the
-        previous deadline is past, the new deadline is `duration_ns` from now instead.
+        If `absorbs` is False, a previous deadline in the past is first replaced by the present
+        time.
         """
         begin_ns = self._due_ns if self.absorbs else max(self._due_ns, time.monotonic_ns())
         self._due_ns = begin_ns + duration_ns
         _sleep_until(self._due_ns)
 
     def stamp(self) -> None:
-        """Records the present time as the end of the phase; DDP's wait in backward comes later."""
+        """Records the present time as the end of the phase."""
         self._reached_ns = time.monotonic_ns()
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """Start and end of the phase; the end is the time that `stamp` recorded."""
+        """Start of the phase, and the end that `stamp` recorded."""
         return self._started_ns, self._reached_ns
 
 

@@ -34,7 +34,7 @@ class TransformerOptions:
     samples: int = field(default=320, metadata={"minimum": 1})
     """Number of samples in the data set, over all ranks."""
     learning_rate: float = 5e-4
-    """Adam's initial rate; falls to 0 along a cosine over the steps of the run."""
+    """Adam's initial learning rate, which falls to 0 along a cosine over the steps of the run."""
 
     def __post_init__(self) -> None:
         if self.d_model % self.heads:
@@ -46,8 +46,6 @@ class TransformerOptions:
 
 
 class _Model(nn.Module):
-    """Token and learned position embeddings, post-norm encoder layers, an untied output head."""
-
     def __init__(self, options: TransformerOptions) -> None:
         super().__init__()
         width = options.d_model
@@ -58,7 +56,7 @@ class _Model(nn.Module):
         )
         self.encoder = nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, options.vocab)
-        # The mask is no buffer, because DDP would send this constant before each forward pass.
+        # The mask is not a buffer, because DDP would broadcast it before each forward pass.
         self.mask = nn.Transformer.generate_square_subsequent_mask(options.sequence)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Strategies of training a model on several ranks: which ranks hold and exchange which data."""
+"""Strategies of training a model on several ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STRATEGY_NAMES = tuple(_CLASSES)
 
 
 class Strategy(Protocol):
-    """Interface of a strategy of training a model on all ranks; holds no tensors."""
+    """Interface of a training strategy. A strategy holds no tensors."""
 
     name: ClassVar[str]
     """Name on the command line."""
     options_type: ClassVar[type[Any]]
     """Frozen dataclass of the options."""
     replicated: ClassVar[bool]
-    """True if every rank holds all weights, which are then equal on all ranks."""
+    """True if every rank holds all weights."""
     offloads: ClassVar[bool]
     """True if the strategy can keep its shards in the host's memory."""
 
@@ -49,26 +49,26 @@ class Strategy(Protocol):
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[Expected, ...]:
-        """Returns a step's expected collectives, one row per operation; call it before `wrap`."""
+        """Returns a step's expected collectives, one row per operation. Call this before `wrap`."""
         ...
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
-        """Returns the wrapped model, which training calls; needs a process group."""
+        """Returns the wrapped model. Needs a process group."""
         ...
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Returns an optimizer for the trained parameters, or parts of them, on this rank."""
+        """Returns an optimizer for the trained parameters that this rank updates."""
         ...
 
     def synchronised(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """Returns the context of a forward and backward pass.
+        """Returns the context of a forward and a backward pass.
 
-        Ranks exchange gradients only if `last`, in the last pass of a step.
+        Ranks exchange gradients only if `last` is true: in the last pass of a step.
         """
         ...
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
-        """Returns the context of the forward pass and the loss, with the chosen precision."""
+        """Returns the context of the forward pass and the loss, for the chosen precision."""
         ...
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
@@ -91,7 +91,7 @@ def listed_strategies(text: str) -> list[str]:
 def parse_strategy(text: str) -> Strategy:
     """Returns the strategy that `text` names, e.g. `ddp` or `hsdp:shard=2`.
 
-    Raises UsageError for an unknown name or option, and a value out of range.
+    Raises UsageError for an unknown name or option, or a value out of range.
     """
     name, _, rest = text.partition(":")
     if name not in _CLASSES:

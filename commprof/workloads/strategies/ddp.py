@@ -47,12 +47,12 @@ class Ddp:
         return plan.kind(theory.trained(model), **plan.options)
 
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """Puts DDP's `no_sync` around all passes but the last."""
+        """Returns DDP's `no_sync` context for every pass except the last."""
         context: AbstractContextManager[object] = nullcontext() if last else model.no_sync()
         return context
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
-        """Uses torch.autocast; gradients stay fp32, as the parameters are."""
+        """Returns torch.autocast. Parameters and gradients keep their own type."""
         if options.precision == "fp32":
             return nullcontext()
         kind = torch.device(device).type
@@ -62,13 +62,13 @@ class Ddp:
         return context
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """Clips on each rank; all ranks hold the same gradients and clip them equally."""
+        """Clips gradients on each rank alone, because all ranks hold the same gradients."""
         nn.utils.clip_grad_norm_(theory.trained(model), largest_norm)
 
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """Returns a step's expected all-reduces of gradients and broadcasts of buffers, if any."""
+        """Returns a step's expected all-reduces (of gradients) and broadcasts (of buffers)."""
         rows = [theory.all_reduced_gradients(trainee.model)]
         return theory.together(
             [*rows, *theory.broadcast_buffers(trainee.model, trainee.ddp_options())]

@@ -32,14 +32,10 @@ from commprof.workloads.strategies.ddp import AUTOCAST_DTYPES
 
 @dataclass(frozen=True)
 class FsdpOptions:
-    """Options of FSDP2.
-
-    FSDP2's other settings keep torch's defaults, with these exceptions: the training options decide
-    on precision and CPU offload, and on a CPU the next unit is prefetched in forward.
-    """
+    """Options of FSDP2."""
 
     wrap_blocks: int = field(default=1, metadata={"minimum": 1})
-    """Number of neighbouring blocks per ``fully_shard`` call; the last call may wrap fewer."""
+    """Number of neighbouring blocks in a unit. The last unit may have fewer."""
 
 
 class Fsdp:
@@ -59,7 +55,7 @@ class Fsdp:
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
         """Returns the number of ranks among which each parameter is sharded.
 
-        local_ranks: ranks per host; None: the number that this rank's launcher has set.
+        local_ranks: number of ranks per host. None: the launcher's LOCAL_WORLD_SIZE.
         """
         return world_size
 
@@ -93,10 +89,8 @@ class Fsdp:
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
         """Keeps gradients unsharded until the last pass, which reduce-scatters their sum.
 
-        FSDP2's `set_is_last_backward` is left at its default, True, for all passes. False is meant
-        for training with several forward passes before the backward passes. Here each backward pass
-        follows its forward pass. With False, FSDP2 would keep the recorded order of blocks for the
-        next pass, and that pass would gather a block that it does not need.
+        FSDP2's `set_is_last_backward(False)` is not called. It is meant for several forward passes
+        before the backward passes. Here it would make a pass gather a block without need.
         """
         model.set_requires_gradient_sync(last)
         return nullcontext()
@@ -135,8 +129,7 @@ def _precision(
 ) -> MixedPrecisionPolicy:
     """Returns a policy that gathers and computes in `low` and reduces in fp32.
 
-    If `low` is None, the policy changes no type. `output_dtype` is the type to which the module's
-    outputs are cast; None leaves their type as it is.
+    If `low` is None, the policy changes no type.
     """
     if low is None:
         return MixedPrecisionPolicy()

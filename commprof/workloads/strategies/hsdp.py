@@ -40,10 +40,9 @@ class Hsdp(Fsdp):
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
         """Returns the number of ranks that share one copy of the model.
 
-        If the option `shard` is above 0, the result is `shard`, but at most ``world_size``. If
-        `shard` is 0, the result is the number of ranks per host, provided that this number divides
-        ``world_size`` into several groups. In all other cases (for example on a single host), the
-        result is ``world_size / 2`` for an even ``world_size`` above 2, or else ``world_size``.
+        The option `shard` gives this number. If `shard` is 0, the result is the number of ranks per
+        host. If the hosts do not give several equal groups, the result is ``world_size / 2`` for an
+        even ``world_size`` above 2, and otherwise ``world_size``.
         """
         if self.options.shard:
             return min(int(self.options.shard), world_size)

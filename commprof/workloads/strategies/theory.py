@@ -1,7 +1,7 @@
-"""Bytes that a strategy must exchange in a step, from the shapes of the parameters alone.
+"""Computes the bytes that a strategy exchanges in a step, from the shapes of the parameters.
 
-Sizes are those of nccl-tests. For an all-reduce or a broadcast, the size is that of the tensor; for
-an all-gather or a reduce-scatter, it is the sum over all ranks' parts.
+Sizes are counted as in nccl-tests. An all-reduce or a broadcast has the size of its tensor. An
+all-gather or a reduce-scatter has the size of all ranks' parts together.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ class Expected:
 
 
 def all_reduced_gradients(model: nn.Module) -> Expected:
-    """DDP's all-reduces: every gradient once per synchronised backward pass."""
+    """Returns DDP's expected all-reduces: each gradient once per step."""
     return Expected("all_reduce", _bytes(trained(model)), "trained parameters")
 
 
 def broadcast_buffers(model: nn.Module, ddp_options: Mapping[str, Any]) -> tuple[Expected, ...]:
-    """DDP's broadcasts: rank 0's buffers, before the first forward of each step.
+    """Returns DDP's expected broadcasts: rank 0's buffers once per step.
 
-    A forward pass broadcasts if the previous pass exchanged gradients. So the first of several
-    accumulated passes broadcasts, though it is inside ``no_sync``. A pass under ``no_grad`` between
-    two steps would broadcast instead of the next step's first pass; the built-in loop has no such
-    passes.
+    DDP broadcasts before the first forward pass of a step, even inside ``no_sync``.
 
     ddp_options: keyword arguments of DistributedDataParallel.
     """
@@ -50,7 +47,7 @@ def broadcast_buffers(model: nn.Module, ddp_options: Mapping[str, Any]) -> tuple
 
 
 def broadcast_parameters(model: nn.Module) -> Expected:
-    """ZeRO-1's broadcasts: the rank that updates a parameter sends it to all other ranks."""
+    """Returns ZeRO-1's expected broadcasts: each parameter from the rank that updates it."""
     return Expected("broadcast", _bytes(trained(model)), "trained parameters")
 
 
@@ -61,16 +58,16 @@ def sharded(
     accumulate: int,
     gather_bytes: int | None,
 ) -> tuple[Expected, ...]:
-    """FSDP's collectives, for groups of parameters that are gathered together.
+    """Returns FSDP's expected collectives, for groups of parameters that are gathered together.
 
-    Each of the ``accumulate`` forward and backward passes of a step gathers a group for forward and
-    again for backward; the root's group stays gathered in between. A group's gradients are
-    reduce-scattered once per step, in fp32 or in their own type, and all-reduced between the
-    replicas. Parameters are cut along dimension 0 into equal parts, with padding at the end.
+    Each of the ``accumulate`` passes of a step gathers a group for forward and again for backward.
+    The root's group is gathered only for forward. Gradients are reduce-scattered once per step, and
+    then all-reduced between replicas. Parameters are cut along dimension 0 into equal parts, with
+    padding.
 
-    groups: in any order, except that the last group is the root's, which may be empty.
-    ranks: number of ranks that share a parameter; with 1, nothing is gathered or scattered.
-    replicas: number of copies of the model; with 1, nothing is all-reduced.
+    groups: parameters of each group. The last group is the root's and may be empty.
+    ranks: number of ranks that share a parameter.
+    replicas: number of copies of the model.
     gather_bytes: bytes of one element when gathered; None: the element's own size.
     """
     found: list[Expected] = []
@@ -102,7 +99,7 @@ def sharded(
 
 
 def together(rows: Iterable[Expected]) -> tuple[Expected, ...]:
-    """Joins the rows of each operation into one row, with the sum of their sizes."""
+    """Merges the rows of an operation into one row, with the sum of the sizes."""
     by_op: dict[str, list[Expected]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -118,17 +115,13 @@ def trained(model: nn.Module) -> list[Tensor]:
 
 
 def padded_count(parameter: Tensor, ranks: int) -> int:
-    """Number of elements, with padding, of a parameter cut along dimension 0."""
+    """Returns a parameter's number of elements, with padding to equal parts for all ranks."""
     rows, *rest = parameter.shape or (1,)
     return math.ceil(rows / ranks) * ranks * math.prod(rest)
 
 
 def _gradient_bytes(parameter: Tensor, gather_bytes: int | None) -> int:
-    """Returns the bytes of one gradient element when it is reduced.
-
-    If parameters are gathered in a smaller type (`gather_bytes` is not None), gradients are reduced
-    in fp32: 4 bytes. Otherwise gradients are reduced in the parameter's own type.
-    """
+    # If parameters are gathered in a smaller type, gradients are reduced in fp32.
     return parameter.element_size() if gather_bytes is None else 4
 
 

@@ -35,6 +35,6 @@ class Zero1(Ddp):
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """Returns a step's expected collectives: DDP's and the broadcasts of updated parameters."""
+        """Returns DDP's expected collectives and the broadcasts of updated parameters."""
         rows = super().expected(trainee, options, world_size)
         return theory.together([*rows, theory.broadcast_parameters(trainee.model)])

@@ -21,11 +21,10 @@ uint32_t lowBits(uint32_t place, int count) noexcept {
   return place & ((uint32_t(1) << count) - 1);
 }
 
-// True if, in gloo's binomial tree, the rank at `place` cannot be done before
-// the rank at `other` has arrived. The parent of a place is the place whose
-// number is the same without its highest set bit. A rank receives from its
-// parent, so it waits for all ranks above it. It also waits for its children,
-// to which it sends.
+// True if the rank at `place` in gloo's binomial tree cannot be done before the
+// rank at `other` has arrived. A rank waits for all ranks above it, up to the
+// root, and for its children. The number of a parent is that of its child
+// without the highest set bit.
 bool needsInTree(uint32_t place, uint32_t other) noexcept {
   const bool is_above = lowBits(place, std::bit_width(other)) == other;
   const bool is_child =
@@ -78,18 +77,16 @@ static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 // round: 1 for the first use of the slots, 2 for the second, and so on.
 constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
-// Stands for "no room" in place of an offset; nothing begins at offset 1.
+// An offset that means "no room".
 constexpr uint64_t kNoRoom = 1;
 
-// Rounds are counted modulo this number. In a group with kSlots slots, rounds
-// and sequence numbers wrap around at the same time. In a group with fewer
-// slots, rounds wrap around more often.
+// Rounds are counted modulo this number. With kSlots slots, rounds and sequence
+// numbers then wrap around at the same time.
 constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
 static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
 
 enum class Age { kEmpty, kOlder, kSame, kNewer };
 
-// Compares a cell's round with `round`, modulo kRounds.
 Age ageOf(uint64_t cell, uint64_t round) noexcept {
   const uint64_t held = cell >> kTimeBits;
   if (held == 0 || held == round) {
@@ -99,8 +96,8 @@ Age ageOf(uint64_t cell, uint64_t round) noexcept {
                                                           : Age::kOlder;
 }
 
-// Returns the time in a cell minus `near_ns`. Shifting the difference of the
-// lower kTimeBits bits to the top and back extends its sign.
+// Returns the time in a cell minus `near_ns`. The two shifts extend the sign of
+// a number of kTimeBits bits.
 int64_t sinceNs(uint64_t cell, uint64_t near_ns) noexcept {
   return int64_t((cell - near_ns) << (64 - kTimeBits)) >> (64 - kTimeBits);
 }
@@ -113,10 +110,9 @@ uint64_t pairOf(uint32_t low, uint32_t high) noexcept {
 
 namespace board_memory {
 
-// Two words that belong together. Only the carrier (hosts/arrival_carrier.h)
-// writes them: it sets `check` to 0, writes the two words, and then sets
-// `check` to its new value. A reader that finds the same `check` before and
-// after it reads the words has two words of the same write.
+// Two words that the carrier writes together. During a write, `check` is 0. If
+// `check` is the same before and after a read, both words come from the same
+// write.
 struct Checked {
   Word check;
   Word first;
@@ -137,7 +133,7 @@ struct Checked {
   }
 };
 
-// Arrivals of single ranks of other hosts, in a hash table. Its key is group,
+// Hash table of arrivals of single ranks of other hosts. The key is group,
 // sequence number and rank.
 struct ListedTable {
   static constexpr size_t kWays = 4; // places of a set; the oldest is reused
@@ -184,9 +180,9 @@ using board_memory::ListedTable;
 
 struct ArrivalBoard::Place {
   Word key; // 0: free
-  Word shape; // number of the group's ranks, and number of its slots
-  // Offset of the last arrivals; 0: none yet; kNoRoom: there was no room for
-  // them.
+  Word shape; // number of ranks, and number of slots
+  // Offset of the list of last arrivals. 0: there is no list yet; kNoRoom:
+  // there was no room for the list.
   Word lasts;
   Word columns; // offset of the newest column; 0: none
   Word local_ranks; // number of columns, one for each rank of this host
@@ -202,12 +198,12 @@ struct ArrivalBoard::Place {
   }
 };
 
-// Head of the column with the arrivals of one rank of this host. The rank's
-// cells, and the kind of each arrival, follow the head in memory.
+// Head of a column, which holds the arrivals of one rank of this host. The
+// cells follow the head in memory, and then the kinds of the arrivals.
 struct ArrivalBoard::Column {
   Word who; // rank in the group and global rank
   Word next; // offset of an older column; 0: none
-  Word end; // sequence number after that of the newest collective; 0: none yet
+  Word end; // newest sequence number plus 1; 0: none yet
   Word reserved;
 
   Word* cells() noexcept {
@@ -231,7 +227,7 @@ struct ArrivalBoard::Header {
   Word token; // written last
   Word used_bytes;
   Word local_ranks; // ranks that are expected on this host
-  // The words from here on are the fields of HostLinks.
+  // The next words are the fields of HostLinks.
   Word clock_known;
   Word clock_offset_ns;
   Word peers;
@@ -241,9 +237,8 @@ struct ArrivalBoard::Header {
   Place places[kMaxGroups];
   ListedTable listed;
 
-  // Reserves `bytes` and returns their offset. If too few bytes are left,
-  // returns kNoRoom and reserves nothing, so that smaller groups can use the
-  // rest.
+  // Reserves `bytes` and returns their offset; kNoRoom if too few bytes are
+  // left.
   uint64_t take(uint64_t bytes) noexcept {
     const uint64_t whole = (bytes + 63) / 64 * 64;
     uint64_t begin = used_bytes.load();
@@ -312,7 +307,7 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::open(
   if (fd < 0 || fstat(fd, &found) != 0) {
     fail(fd, path);
   }
-  // Another process may have the pid by now: check before reading.
+  // The pid may belong to another process by now: check before reading.
   if (!S_ISREG(found.st_mode) || found.st_size != off_t(kBytes)) {
     close(fd);
     throw std::invalid_argument(path + " holds no arrival times of ranks");
@@ -333,8 +328,8 @@ size_t ArrivalBoard::usedBytes() const noexcept {
   return header_->used_bytes.load();
 }
 
-// A job's first groups get all slots unless they have too many ranks. Later
-// groups get fewer and fewer, so that as many groups as possible find room.
+// Once half of the memory is taken, new groups get far fewer slots, so that
+// more groups have room.
 uint32_t ArrivalBoard::slotsFor(uint32_t size) const noexcept {
   const uint64_t local = std::min(
       uint64_t(size), std::max<uint64_t>(header_->local_ranks.load(), 1));
@@ -383,8 +378,8 @@ ArrivalBoard::Column* ArrivalBoard::columnAt(uint64_t offset) const noexcept {
   return offset == 0 ? nullptr : inMemory<Column>(header_, offset);
 }
 
-// Returns the column of a rank; makes the column if there is none yet. Null if
-// there is no room. Only the rank itself makes its column.
+// Returns the column of a rank, and makes it if there is none yet. Null if
+// there is no room.
 ArrivalBoard::Column* ArrivalBoard::columnOf(
     Place& place,
     const Member& member) noexcept {
@@ -540,7 +535,6 @@ void ArrivalBoard::Group::post(
   own_->kinds(slots)[seq % slots].store(kind, std::memory_order_relaxed);
   own_->cells()[seq % slots].store(cell, std::memory_order_release);
   const uint64_t end = own_->end.load(std::memory_order_relaxed);
-  // Sequence numbers wrap around.
   const uint32_t further = seq + 1 - uint32_t(end);
   if (end == 0 || comesBefore(uint32_t(end), seq + 1)) {
     const uint64_t next = end == 0 ? uint64_t(seq) + 1 : end + further;
@@ -556,8 +550,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   const uint32_t slots = place_->slots();
   const uint32_t size = place_->size();
   const uint64_t round = place_->roundOf(seq);
-  // Read `lasts` before the columns. Then the loop below finds a column for
-  // each rank of this host whose arrival was considered for `lasts`.
+  // Reads `lasts` before the columns. The columns then include every rank of
+  // this host whose arrival `lasts` includes.
   const auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
   uint64_t who = 0;
   uint64_t error_ns = 0;
@@ -620,9 +614,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   return last.absent == 0 ? State::kKnown : State::kPartial;
 }
 
-// On entry, `found` is the rank of this host that came last. If a rank that
-// this rank needs came still later, on another host, `found` is replaced by
-// that rank.
+// `found` already holds the last arrival on this host. Replaces `found` if a
+// rank of another host that this rank needs came later.
 ArrivalBoard::State ArrivalBoard::Group::lastOfSome(
     uint32_t seq,
     const GroupLast& last,

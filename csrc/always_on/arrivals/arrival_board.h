@@ -1,13 +1,11 @@
-// Memory shared by the ranks of one host, with the time at which each rank
-// issued each collective. Any rank can read which rank came last, and when.
+// Memory that the ranks of one host share. It holds the time at which each rank
+// issued each collective, so that any rank can find which rank came last.
 //
-// A group takes a column of cells for each of its ranks on this host, and only
-// one list for its ranks on all other hosts together: the whole group's last
-// arrival at each collective. The carrier (hosts/arrival_carrier.h) writes this
-// list, with times by this host's clock. Every word has one writer, the helper
-// thread of a rank or the carrier, so that no process waits for another, and a
-// process that dies leaves nothing half done. A cell is overwritten at most
-// kSlots collectives later; a late reader detects this.
+// A group has a column of cells for each of its ranks on this host. It also has
+// a list of the whole group's last arrivals, which the carrier
+// (hosts/arrival_carrier.h) writes. Every word has only one writer, so no
+// process waits for another. Cells are reused for later collectives; a late
+// reader detects this.
 #pragma once
 
 #include <atomic>
@@ -21,23 +19,22 @@
 
 namespace commprof {
 
-// In an operation, a rank waits for all ranks of its group, or for fewer if the
-// operation has a root or is a message. The rules below are the same as in
-// commprof/analysis/align/matching.py, which states reasons and measurements; a
-// test compares the two.
+// In some operations, a rank waits for only some ranks of its group. The rules
+// below are those of commprof/analysis/align/matching.py, which gives the
+// reasons. A test compares the rules.
 
-// An operation as one rank issued it.
+// What decides which ranks an operation waits for.
 struct Meaning {
   Op op = Op::kAllReduce;
-  uint32_t root = 0; // rank in the group, if the operation has one
-  bool is_gloo = false; // true if gloo runs the operation
+  uint32_t root = 0; // group rank of the root, if there is one
+  bool is_gloo = false;
 };
 
-// True if a rank may be done before another one has arrived.
+// True if a rank may be done with the operation before all ranks have arrived.
 bool mayBeDoneEarly(Op op) noexcept;
 
-// True if `rank` cannot be done before `other` has arrived, both in a group of
-// `size` ranks. A rank needs itself.
+// True if `rank` cannot be done before `other` has arrived. Both are ranks of a
+// group of `size` ranks. A rank needs itself.
 bool needs(
     const Meaning& meaning,
     uint32_t size,
@@ -47,8 +44,7 @@ bool needs(
 // True if `rank` needs every other rank of the group.
 bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
 
-// State of this host's carrier (hosts/arrival_carrier.h), and of its links to
-// the carriers of other hosts.
+// State of this host's carrier, and of its links to other hosts.
 struct HostLinks {
   bool clock_known = false; // true once compared with rank 0's clock
   int64_t clock_offset_ns = 0; // rank 0's clock minus this host's
@@ -66,19 +62,17 @@ struct AskedAbout {
 
 class ArrivalBoard {
  public:
-  // Number of newest collectives that are kept for a group. It is lower if the
-  // group has many ranks on this host, or once half of the memory is taken.
+  // Largest number of collectives that are kept for a group, the newest ones.
   static constexpr uint32_t kSlots = 1 << 14;
   static constexpr uint32_t kFewestSlots = 64;
   // Each ordered pair of ranks that exchange messages counts as a group.
   static constexpr uint32_t kMaxGroups = 1024;
-  // Size of the board for all groups of one host. The board and the carrier's
-  // table together stay below 64 MiB. A page takes memory once it is written
-  // to.
+  // Size of the board. A page of the board takes memory only once it is
+  // written.
   static constexpr size_t kBytes = 48 << 20;
-  // In an operation in which a rank may be done before another has arrived,
-  // hosts send each other the arrivals of single ranks. For groups larger than
-  // this, they send only the root's arrival.
+  // Hosts send each other the arrivals of single ranks if mayBeDoneEarly() is
+  // true for the operation. In a group larger than this, hosts send only the
+  // root's arrival.
   static constexpr uint32_t kMostListed = 256;
 
   // Makes unnamed memory, which is freed with the last process that holds it.
@@ -86,10 +80,9 @@ class ArrivalBoard {
   static std::unique_ptr<ArrivalBoard> create(
       uint64_t token,
       uint32_t local_ranks = 8);
-  // Opens the same memory in another process of this user and host; `path` is
-  // /proc/<pid>/fd/<fd()> of the process that made it. Throws
-  // std::system_error, or std::invalid_argument if the file is not the board
-  // with this token.
+  // Opens the memory that another process of this user and host has made.
+  // `path` is /proc/<pid>/fd/<fd()> of that process. Throws std::system_error,
+  // or std::invalid_argument if the file is not the board with this token.
   static std::unique_ptr<ArrivalBoard> open(
       const std::string& path,
       uint64_t token);
@@ -102,20 +95,19 @@ class ArrivalBoard {
   }
 
   enum class State {
-    kMissing, // not all ranks of the group have arrived
+    kMissing, // some rank has not arrived yet
     kPartial, // like kKnown, but some ranks of other hosts were not seen
     kKnown,
     kLost, // overwritten by now
-    kNoPlace, // the board had no place, or no room, for the group
+    kNoPlace, // the board had no room for the group
     // The operation needs arrivals of single ranks, and the group is too large
     // for them.
     kUnlisted,
   };
   struct Last {
     uint64_t at_ns = 0; // when the last rank issued the collective
-    uint32_t rank = 0; // that rank's global rank
-    // Bound on the error of `at_ns` from comparing clocks; 0 among ranks of one
-    // host.
+    uint32_t rank = 0; // global rank of the last rank
+    // Bound on the error of `at_ns`; 0 among ranks of one host.
     uint64_t clock_error_ns = 0;
   };
   struct Member {
@@ -124,11 +116,11 @@ class ArrivalBoard {
     uint32_t size = 0;
     uint32_t global_rank = 0;
   };
-  // How much the other hosts must know of an arrival.
+  // What other hosts need to know of an arrival.
   enum class Kind : uint8_t {
-    kAll, // all ranks wait for all: the last arrival is sufficient
-    kSingle, // a rank may be done before another has arrived
-    kRoot, // as kSingle, and this rank is the root
+    kAll, // only the group's last arrival
+    kSingle, // its time, because some ranks may be done earlier
+    kRoot, // like kSingle; the arrival is the root's
   };
   struct Arrival {
     uint32_t rank = 0; // rank in the group
@@ -141,7 +133,7 @@ class ArrivalBoard {
     uint64_t at_ns = 0; // time by this host's clock
     uint64_t error_ns = 0;
     uint32_t global_rank = 0;
-    uint32_t absent = 0; // ranks that were not seen
+    uint32_t absent = 0; // number of ranks whose arrival is unknown
   };
 
  private:
@@ -150,17 +142,16 @@ class ArrivalBoard {
   struct Column;
 
  public:
-  // One group as one of its ranks sees it. Not thread-safe; must not outlive
-  // the board.
+  // A rank's access to one group of the board. Not thread-safe; must not
+  // outlive the board.
   class Group {
    public:
     Group() = default;
     void post(uint32_t seq, uint64_t issue_ns, Kind kind = Kind::kAll) noexcept;
-    // Finds the rank that came last to collective `seq`, among the ranks that
-    // this rank needs and that came before this rank was done with the
-    // collective; this rank itself if none of them came later. `near_ns` is the
-    // time at which some rank issued the collective: it is needed because cells
-    // keep times modulo 9.8 hours.
+    // Finds the last arrival at collective `seq` among this rank and the ranks
+    // that it needs. Ignores arrivals after this rank was done. `near_ns` is
+    // the time at which some rank issued the collective, because cells keep
+    // times modulo 9.8 hours.
     State last(
         uint32_t seq,
         uint64_t near_ns,
@@ -174,11 +165,10 @@ class ArrivalBoard {
     uint32_t size() const noexcept;
     uint32_t slots() const noexcept;
     uint32_t localRanks() const noexcept; // this host's ranks that have joined
-    // Sets `end` to the sequence number after that of the newest collective
-    // that a rank of this host wrote down. False if there is none yet. Sequence
+    // Sets `end` to 1 plus the sequence number of the newest collective that a
+    // rank of this host has posted. False if there is none yet. Sequence
     // numbers wrap around.
     bool newestEnd(uint32_t& end) const noexcept;
-    // Appends the arrivals of this host's ranks at collective `seq`.
     void arrivals(uint32_t seq, uint64_t near_ns, std::vector<Arrival>& out)
         const;
     void setLast(uint32_t seq, const GroupLast& last) noexcept;
@@ -198,18 +188,18 @@ class ArrivalBoard {
     Column* own_ = nullptr; // null for the carrier
   };
 
-  // False if the board has no place or no room for the group, or knows the
-  // group with another size. While another rank is making the group's place,
-  // returns true and leaves `group` empty; the caller can try again.
+  // Returns false if the board has no room for the group, or holds the group
+  // with another size. Returns true and leaves `group` empty while another rank
+  // adds the group; the caller can try again.
   bool join(const Member& member, Group& group) noexcept;
   // Returns the group with this key; empty if no rank of this host has joined.
   Group find(uint64_t key) noexcept;
-  // Returns the group in a place below kMaxGroups, and its key; empty if none.
+  // Returns the group at index `place`, which is below kMaxGroups, and its key.
+  // The group is empty if there is none.
   Group at(uint32_t place, uint64_t& key) noexcept;
-  // Bytes taken by the groups so far.
   size_t usedBytes() const noexcept;
 
-  // Only the carrier sets the links.
+  // Only the carrier calls setLinks().
   void setLinks(const HostLinks& links) noexcept;
   HostLinks links() const noexcept;
 

@@ -50,7 +50,6 @@ void ArrivalExchange::setBoard(
   }
 }
 
-// Returns null for a group that was not added.
 ArrivalExchange::Membership* ArrivalExchange::membership(
     const IssuedOp& issued) {
   const auto found = groups_.find(issued.group);

@@ -1,6 +1,5 @@
-// This rank's part in finding which rank came last to each collective. It knows
-// this rank's groups, and the board to which the ranks of this host write their
-// arrivals.
+// Finds which rank came last to each collective of this rank. The ranks of this
+// host write their arrivals to a common board.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +13,22 @@
 
 namespace commprof {
 
-// A process group, as one process knows it.
+// A process group of this process.
 struct GroupMembership {
   uint32_t id = 0; // id in this process's records
-  std::string name; // name, the same on all ranks
+  std::string name; // the same on all ranks
   uint32_t rank = 0;
   uint32_t size = 0;
-  bool is_gloo = false; // the group's backend is gloo
+  bool is_gloo = false;
 };
 
-// An operation as one rank issued it. A message counts as a collective of a
-// group of two, its sender and its receiver, and has a sequence number in this
-// group.
+// An operation that this rank has issued. A message counts as a collective of a
+// group of two: the sender and the receiver.
 struct IssuedOp {
   uint32_t group = 0;
   uint32_t seq = 0;
   Op op = Op::kAllReduce;
-  // Group rank of the root, or of the other rank of a message.
+  // Group rank of the root. For a message: group rank of the other rank.
   uint32_t peer = 0;
 
   bool isNumbered() const noexcept {
@@ -41,7 +39,7 @@ struct IssuedOp {
 // Not thread-safe.
 class ArrivalExchange {
  public:
-  // Call it in the order in which this process first used the groups: groups of
+  // Add groups in the order in which this process first used them. Groups of
   // the same name are numbered in this order, as in
   // commprof/analysis/align/matching.py.
   void addGroup(const GroupMembership& group);
@@ -49,7 +47,8 @@ class ArrivalExchange {
   // used.
   void setBoard(std::shared_ptr<ArrivalBoard> board, uint32_t global_rank);
 
-  // post() and last() need isNumbered(), and may throw std::bad_alloc.
+  // post() and last() need operations with isNumbered(). Both may throw
+  // std::bad_alloc.
   void post(const IssuedOp& issued, uint64_t issue_ns);
   // Like ArrivalBoard::Group::last(), for a rank that was done at `done_ns`. In
   // a group of one, this rank is the last.
@@ -64,8 +63,7 @@ class ArrivalExchange {
   struct Membership {
     ArrivalBoard::Member member;
     bool is_gloo = false;
-    // Name of the group, and its number among groups of that name; the same on
-    // all ranks.
+    // Name of the group, and its number among the groups of that name.
     std::string name;
     ArrivalBoard::Group joined{};
     bool refused = false;

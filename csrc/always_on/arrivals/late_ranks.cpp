@@ -9,14 +9,14 @@ namespace commprof {
 namespace {
 
 // Spreads `waited_ns` evenly from `begin` to `end`, and returns the part that
-// lies before `time`. All times are relative to the same moment.
+// lies before `time`.
 double before(double begin, double end, double waited_ns, double time) {
   const double length = std::max(1.0, end - begin);
   return std::clamp(time - begin, 0.0, length) / length * waited_ns;
 }
 
-// DDP's loop at the end of backward waits for each bucket, and then copies it.
-// Returns the copy time per byte at which a replay of this loop waits for
+// At the end of backward, DDP waits for each bucket and then copies the bucket.
+// Returns the copy time per byte with which a replay of this loop waits for
 // `blocked_ns` in total.
 double copyNsPerByte(
     const std::vector<double>& end_ns,
@@ -80,7 +80,7 @@ uint64_t waitedBefore(
   }
   const double speed = copyNsPerByte(
       end_ns, copied_bytes, blocked_ns, window_ns / std::max(1.0, size_bytes));
-  double all_ns = 0; // total wait of the replay
+  double all_ns = 0;
   for (size_t i = 0; i < end_ns.size(); ++i) {
     all_ns = std::max(all_ns, end_ns[i] - speed * copied_bytes[i]);
   }
@@ -166,8 +166,7 @@ void LateRanks::appendJson(std::string& out) const {
   const auto number = [&out](const char* name, uint64_t value) {
     out.append(name).append(std::to_string(value));
   };
-  // If there are more than kMaxCells ranks, only those that were waited for
-  // longest are listed.
+  // Lists at most kMaxCells ranks: those with the longest waits.
   std::vector<uint64_t> waits_ns;
   for (const auto& [rank, last] : last_) {
     waits_ns.push_back(last.wait_ns);

@@ -1,8 +1,6 @@
-// Counts which ranks came last to the collectives of this rank, and how long
-// this rank waited for each of these ranks. The waits are kept in total, and
-// per block of time: the blocks later show whether a rank is late by more than
-// chance explains. The part of an exposed stretch that was a wait for the last
-// rank is computed as in commprof/analysis/step/waiting.py and exposure.py.
+// Counts how often each rank came last to a collective, and how long this rank
+// waited for each rank: in total, and per block of time. The waits are computed
+// as in commprof/analysis/step/waiting.py and exposure.py.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +15,16 @@ namespace commprof {
 struct Exposure {
   uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
-  // Time of the stretch that the thread spent waiting. In a finalisation (DDP's
-  // loop at the end of backward, which waits for all buckets), it includes
-  // neither CPU time (such as that of copying buckets) nor waits that are
-  // counted separately.
+  // Waiting time within the stretch. In a finalisation (DDP's loop over all
+  // buckets at the end of backward), CPU time and separately recorded waits do
+  // not count.
   uint64_t waited_ns = 0;
   uint64_t op_id = 0; // operation awaited in Work.wait; 0 for a finalisation
   uint64_t graph_task = 0; // id of the backward pass of a finalisation
 };
 
-// One bucket of a backward pass as its rank saw the bucket. Buckets are in
-// order of issue.
+// One bucket of a backward pass of this rank. Lists of buckets are in order of
+// issue.
 struct BucketTimes {
   double size_bytes = 0;
   uint64_t end_ns = 0;
@@ -35,19 +32,18 @@ struct BucketTimes {
   uint32_t last_rank = 0;
 };
 
-// Returns the part of a wait for one collective that lies before the
-// collective's last arrival.
+// Returns the part of a wait for one collective before `arrival_ns`, the last
+// arrival at the collective.
 uint64_t waitedBefore(const Exposure& exposure, uint64_t arrival_ns) noexcept;
 
-// Returns the bucket whose last arrival ended the waiting: the last bucket
-// whose arrival came after all earlier buckets had been transferred. `buckets`
-// is not empty.
+// Returns the last bucket whose last arrival came after all earlier buckets had
+// been transferred: this arrival ended the waiting. `buckets` is not empty.
 const BucketTimes& decidingBucket(
     const std::vector<BucketTimes>& buckets) noexcept;
 
-// Returns the part of a finalisation's waiting that lies before `arrival_ns`.
-// The waiting is distributed over the buckets by replaying DDP's loop, as
-// exposure.py does. May throw std::bad_alloc.
+// Returns the part of a finalisation's waiting before `arrival_ns`. Replays
+// DDP's loop to distribute the waiting over the buckets, as exposure.py does.
+// May throw std::bad_alloc.
 uint64_t waitedBefore(
     const Exposure& finalisation,
     const std::vector<BucketTimes>& buckets,
@@ -61,8 +57,7 @@ class LateRanks {
   static constexpr uint64_t kMaxBlocks = 128;
   static constexpr size_t kMaxCells = 1024;
 
-  // Counts `rank` as the last rank to arrive among those that this rank needed
-  // in an operation.
+  // Counts `rank` as the last rank that arrived at an operation.
   void wasLast(uint32_t rank, uint64_t wait_ns);
   // Counts a wait of the training thread for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);

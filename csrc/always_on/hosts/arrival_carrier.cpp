@@ -22,8 +22,8 @@ namespace commprof {
 
 namespace {
 
-// Largest number of datagrams taken before the thread checks whether it must
-// send or end.
+// Largest number of datagrams that the thread receives before it checks whether
+// to send or to end.
 constexpr int kInARow = 256;
 
 int openEvent() {
@@ -152,7 +152,7 @@ void ArrivalCarrier::takeLocked(
   const uint32_t host = message ? message->header.host : 0;
   if (host == 0 || host >= kMaxHosts || host == options_.host ||
       (host < options_.host) != message->header.goes_down) {
-    return; // a parent's number is lower than its child's: no circle can form
+    return; // parents have lower numbers, so that no circle can form
   }
   const uint64_t now_ns = nowNs();
   if (message->header.goes_down) {
@@ -227,7 +227,6 @@ void ArrivalCarrier::flush() noexcept {
   board_->setLinks(links);
 }
 
-// Leaves a silent parent, and forgets silent children.
 void ArrivalCarrier::followLocked(uint64_t now_ns) {
   std::erase_if(children_, [&](const auto& child) {
     return now_ns > child.second.heard_ns + kForgetNs;
@@ -275,10 +274,8 @@ void ArrivalCarrier::sendRoundLocked(uint64_t now_ns) {
   askBetterLocked(now_ns);
 }
 
-// Asks the peers that are better than the present parent whether they are alive
-// again: sends each one an empty message that states a subtree of 0 hosts. A
-// live peer then lists this host among its children, and so sends it signs of
-// life.
+// Sends an empty message with a subtree of 0 hosts to each peer that is better
+// than the parent. A live peer then sends signs of life to this host.
 void ArrivalCarrier::askBetterLocked(uint64_t now_ns) {
   if (parent_ == 0 || now_ns < asked_ns_ + kReturnNs) {
     return;
@@ -375,8 +372,8 @@ void HostCarrier::afterForkParent() {
   instance().mutex_.unlock();
 }
 
-// The carrier's thread does not exist in the child, where a lock that it held
-// stays held for ever.
+// The carrier's thread does not exist in the child. A lock that the thread held
+// stays held, so the carrier is not destroyed.
 void HostCarrier::afterForkChild() {
   HostCarrier& self = instance();
   if (ArrivalCarrier* carrier = self.carrier_.release()) {

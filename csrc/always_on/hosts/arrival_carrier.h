@@ -1,7 +1,6 @@
-// Connects this host's board, on which its ranks write when they arrive at each
-// collective (arrivals/arrival_board.h), with the boards of the other hosts. A
-// carrier is a node of the tree of hosts (arrival_tree.h), with a socket and a
-// thread. Each host has one carrier, in the process that made the board.
+// Exchanges arrivals between this host's board (arrivals/arrival_board.h) and
+// the boards of other hosts. Each host has one carrier, in the process that
+// made the board. The carriers form a tree (arrival_tree.h).
 #pragma once
 
 #include <atomic>
@@ -31,31 +30,30 @@ struct ArrivalPeer {
 
 struct ArrivalCarrierOptions {
   std::string address; // numeric address to listen on, at any free port
-  uint64_t token = 0; // datagrams without it are ignored
+  uint64_t token = 0; // datagrams without this token are ignored
   uint32_t host = 0; // index of this host, from 1
 };
 
-// A thread that sleeps in poll() and takes the datagrams that come. If there
-// are hosts to send to, it sends new arrivals every kPeriodNs, and kHurryNs
-// after a datagram came. Datagrams that the network does not accept immediately
-// are counted and dropped. Until this host's clock has been compared with rank
-// 0's, the thread sends only the arrivals that other hosts sent to it.
+// A thread that receives datagrams. It sends new arrivals every kPeriodNs, and
+// kHurryNs after a datagram with new arrivals. A datagram that the network does
+// not accept immediately is counted and dropped. This host's own arrivals are
+// sent only once its clock has been compared with rank 0's.
 //
-// The parent is the first of the peers that answers. If no peer answers, this
-// host is the root of the hosts that send to it.
+// The parent is the first peer that answers. If no peer answers, this host is
+// the root of its tree.
 class ArrivalCarrier {
  public:
   static constexpr uint64_t kPeriodNs = 100'000'000;
   static constexpr uint64_t kHurryNs = 25'000'000;
-  // Time between two signs of life, in either direction. This host leaves a
-  // parent that is silent for kSilentNs, and tries the next peer. It forgets a
-  // child that is silent for kForgetNs.
+  // kAliveNs: time between two signs of life to the parent and the children. A
+  // parent that is silent for kSilentNs is replaced by the next peer. A child
+  // that is silent for kForgetNs is forgotten.
   static constexpr uint64_t kAliveNs = 500'000'000;
   static constexpr uint64_t kSilentNs = 2'000'000'000;
   static constexpr uint64_t kForgetNs = 5'000'000'000;
-  // kReturnNs: time between two questions to better peers, which come before
-  // the parent in the list of peers. kStayNs: for at least this long, a host
-  // stays with a parent before it returns to a better one.
+  // Peers before the parent in the list are better parents. They are asked
+  // every kReturnNs. A host stays with a new parent for at least kStayNs before
+  // it returns to a better parent.
   static constexpr uint64_t kReturnNs = 2'000'000'000;
   static constexpr uint64_t kStayNs = 5'000'000'000;
   static constexpr uint32_t kMaxHosts = 1 << 16;
@@ -74,13 +72,13 @@ class ArrivalCarrier {
   uint16_t port() const noexcept {
     return socket_.port();
   }
-  // Any thread: adds a possible parent. Add the best one first. Throws
+  // Any thread: adds a possible parent. Add the best parent first. Throws
   // std::invalid_argument.
   void addPeer(const ArrivalPeer& peer);
   // Any thread: sends new arrivals now.
   void flush() noexcept;
-  // Any thread: the datagrams and bytes sent, and the number of other hosts
-  // that get them.
+  // Any thread: returns what was sent so far. `flows` is the number of hosts to
+  // which this host sends.
   struct Traffic {
     uint64_t datagrams = 0;
     uint64_t bytes = 0;
@@ -131,7 +129,7 @@ class ArrivalCarrier {
   UdpSocket socket_;
   int wake_fd_; // readable when the thread must wake up
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> has_others_{false}; // there are hosts to send to
+  std::atomic<bool> has_others_{false}; // true if there are hosts to send to
 
   mutable std::mutex mutex_; // guards all fields below except the thread
   ArrivalTree tree_;
@@ -150,26 +148,25 @@ class ArrivalCarrier {
   std::unique_ptr<std::thread> thread_;
 };
 
-// The process's board and carrier. Any thread may call; a forked child begins
-// with neither.
+// The board and the carrier of this process. Any thread may call. A forked
+// child has neither.
 class HostCarrier {
  public:
   // One per process, never destroyed.
   static HostCarrier& instance();
 
-  // Makes a board, which replaces the board of an earlier process group. Throws
-  // like ArrivalBoard::create().
+  // Makes a board. Discards the earlier board and its carrier. Throws like
+  // ArrivalBoard::create().
   std::shared_ptr<ArrivalBoard> makeBoard(
       uint64_t token,
       uint32_t local_ranks = 8);
   // Starts a carrier for the board and returns the carrier's port. The carrier
-  // runs until stop() or the end of the process, because ranks that finish
-  // later still need it. Throws like ArrivalCarrier, and std::logic_error
-  // without a board.
+  // runs until stop() or the end of the process. Throws like the constructor of
+  // ArrivalCarrier; std::logic_error if there is no board.
   uint16_t carry(const ArrivalCarrierOptions& options);
-  // Throws like ArrivalCarrier::addPeer(); std::logic_error without a carrier.
+  // Throws like ArrivalCarrier::addPeer(); std::logic_error if there is no
+  // carrier.
   void addPeer(const ArrivalPeer& peer);
-  // Sends new arrivals now, if there is a carrier.
   void flush();
   void stop();
 

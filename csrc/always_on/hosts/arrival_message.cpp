@@ -28,7 +28,7 @@ struct RunHeader {
   uint64_t first_ns = 0;
   uint32_t size = 0;
   uint32_t first_seq = 0;
-  uint16_t count = 0; // number of collectives
+  uint16_t count = 0;
   uint16_t bytes = 0; // bytes that follow
   uint32_t is_listed = 0; // 1: one collective, with arrivals of single ranks
 };
@@ -59,7 +59,6 @@ void appendDifference(Datagram& datagram, int64_t difference) {
   datagram.push_back(char(rest));
 }
 
-// Reads numbers from [at, end) of a datagram.
 struct NumberReader {
   const char* data;
   size_t at;
@@ -78,8 +77,8 @@ struct NumberReader {
     good = false;
     return 0;
   }
-  // Reads the difference of a number from `before`, and returns the number,
-  // which must be below `limit`.
+  // Reads a number that is stored as its difference from `before`. The number
+  // must be below `limit`.
   uint32_t after(uint32_t before, uint32_t limit) noexcept {
     const uint64_t number = before + uint64_t(difference());
     good = good && number < limit;
@@ -166,8 +165,8 @@ bool ArrivalPacker::addPart(
       datagrams_.back().size() + kNumbersPerCollective * kMostNumberBytes <=
           kMaxBytes;
   if (!continues) {
-    // Each listed arrival has two rank numbers of at most 4 bytes each, and a
-    // time of at most 10 bytes.
+    // A listed arrival takes at most 18 bytes: 4 for each of two ranks, and 10
+    // for the time.
     const size_t needed = sizeof(RunHeader) +
         (kNumbersPerCollective + 1) * kMostNumberBytes + listed * 18;
     if ((datagrams_.empty() || datagrams_.back().size() + needed > kMaxBytes) &&

@@ -1,11 +1,10 @@
-// Messages between the carriers of two hosts of the tree: for each collective,
-// the last arrival that the sender knows of. Messages are packed into datagrams
-// that need no fragmentation.
+// Messages between the carriers of two hosts. For each collective, a message
+// has the last arrival that the sender knows. A message is packed into
+// datagrams that need no fragmentation.
 //
-// A datagram is a header and runs. A run holds consecutive collectives of one
-// group. Times are by rank 0's clock. Within a run, each time after the first
-// is stored as its difference from the time before, in a variable-length
-// number.
+// A datagram consists of a header and runs. A run holds consecutive collectives
+// of one group. Times are by rank 0's clock. In a run, a time is stored as its
+// difference from the previous time, in a variable-length number.
 #pragma once
 
 #include <cstddef>
@@ -17,21 +16,20 @@
 
 namespace commprof {
 
-// Known arrivals at one collective.
+// Arrivals at one collective that a host knows.
 struct KnownArrivals {
   uint32_t seq = 0;
-  uint32_t present = 0; // number of the group's ranks that were seen there
-  uint64_t last_ns = 0; // the last of these arrivals, by rank 0's clock
+  uint32_t present = 0; // number of ranks that have arrived
+  uint64_t last_ns = 0; // time of the last arrival, by rank 0's clock
   uint32_t last_rank = 0; // global rank of the last arrival
-  // Arrivals of single ranks by rank 0's clock, if the operation needs them;
-  // their kind is not sent.
+  // Arrivals of single ranks, by rank 0's clock; empty if the operation does
+  // not need them. Their `kind` is not sent.
   std::vector<ArrivalBoard::Arrival> listed{};
 };
 
-// Collectives of one group.
 struct ArrivalRun {
-  uint64_t key = 0; // key of the group
-  uint32_t size = 0; // number of ranks in the group
+  uint64_t key = 0;
+  uint32_t size = 0;
   std::vector<KnownArrivals> collectives{};
 };
 
@@ -58,20 +56,18 @@ class ArrivalPacker {
  public:
   static constexpr size_t kMaxBytes = 1200; // fits IPv6's minimum MTU of 1280
   static constexpr size_t kMaxDatagrams = 16;
-  static constexpr size_t kMostListed = 48; // single ranks in one run
+  static constexpr size_t kMostListed = 48; // arrivals of single ranks in a run
 
   explicit ArrivalPacker(const ArrivalHeader& header) : header_(header) {}
 
-  // Adds one collective. Returns false if there was no room for all of it: then
-  // either nothing was added, or the collective was added with the arrivals of
-  // only some single ranks. Add a group's collectives in their order.
+  // Adds one collective. Add a group's collectives in their order. Returns
+  // false if there was no room for all of it.
   bool add(
       uint64_t key,
       uint32_t size,
       const KnownArrivals& known,
       uint64_t error_ns);
-  // Adds a datagram without arrivals, as a sign of life, if there is no
-  // datagram yet.
+  // If there is no datagram yet, adds an empty one as a sign of life.
   void addEmpty();
   const std::vector<Datagram>& datagrams() const noexcept {
     return datagrams_;
@@ -88,15 +84,14 @@ class ArrivalPacker {
 
   const ArrivalHeader header_;
   std::vector<Datagram> datagrams_;
-  // Key of the open run's group. The open run is the one in the last datagram
-  // that add() may still extend.
+  // Key of the open run's group. The open run is the run that add() may extend.
   uint64_t key_ = 0;
   size_t run_at_ = 0; // position of the open run; 0: none
   KnownArrivals before_; // last collective of the open run
 };
 
-// Reads a datagram with `token`. Returns nothing if any part of it is invalid.
-// May throw std::bad_alloc.
+// Returns nothing if the datagram is invalid or has another token. May throw
+// std::bad_alloc.
 std::optional<ArrivalMessage> readArrivals(
     const char* data,
     size_t size,

@@ -8,7 +8,6 @@ namespace commprof {
 
 namespace {
 
-// True if two sequence numbers of a group differ by at most `distance`.
 bool isNear(uint32_t one, uint32_t other, uint32_t distance) noexcept {
   return std::min(one - other, other - one) <= distance;
 }
@@ -42,8 +41,8 @@ void ArrivalTree::drop(const Id& id) {
   }
 }
 
-// Returns the collective; adds it if it is not kept yet. Null if it is kept for
-// a group of another size.
+// Returns the collective, and adds it if it is new. Null if the collective is
+// kept with another group size.
 ArrivalTree::Collective* ArrivalTree::collective(
     const Id& id,
     uint32_t size,
@@ -76,8 +75,8 @@ void ArrivalTree::change(Collective& one) {
   }
 }
 
-// Returns the last arrival, and the number of ranks that have arrived, among
-// this host's ranks and the hosts below it in the tree.
+// Returns the last arrival and the number of arrivals, on this host and all
+// hosts below it in the tree.
 ArrivalTree::Part ArrivalTree::total(const Collective& one) noexcept {
   Part all;
   for (const Part& part : one.parts) {
@@ -97,8 +96,7 @@ void ArrivalTree::gather(const ClockLine& clock, uint64_t now_ns) {
     uint64_t key = 0;
     const ArrivalBoard::Group group = board_.at(place, key);
     uint32_t end = 0;
-    // All ranks of this group are on this host, so no other host needs its
-    // arrivals.
+    // Other hosts need no arrivals of a group whose ranks are all on this host.
     if (!group || group.localRanks() == group.size() || !group.newestEnd(end)) {
       continue;
     }
@@ -129,8 +127,7 @@ void ArrivalTree::gather(const ClockLine& clock, uint64_t now_ns) {
 }
 
 // Looks again for arrivals at all kept collectives of a group: a rank that
-// joins late may still write its arrivals at collectives that the other ranks
-// reached long ago.
+// joins late may write arrivals at old collectives.
 void ArrivalTree::reopen(uint64_t key) {
   for (auto& [id, one] : all_) {
     if (id.key == key && !one.is_open) {
@@ -288,8 +285,8 @@ void ArrivalTree::advance(bool is_root, uint64_t now_ns) {
       continue;
     }
     if (was_known) {
-      // Sends the known last arrival down again: a child that sent its arrivals
-      // late may not have it.
+      // Sends the last arrival down again, because a child that sent its
+      // arrivals late may not have received the last arrival.
       setLast(*one, one->last, now_ns);
     }
     if (!is_root && !one->is_with_former) {
@@ -334,9 +331,9 @@ KnownArrivals ArrivalTree::known(const Collective& one, const Part& part) {
 
 namespace {
 
-// Sorts collectives for packing. Collectives of smaller groups come last: if
-// not everything fits, the collectives left out concern the fewest ranks.
-// Collectives of the same group are consecutive, so that they form runs.
+// Sorts collectives for packing. Large groups come first, so that what does not
+// fit concerns few ranks. Collectives of one group are consecutive, so that
+// they form runs.
 template <class Id, class SizeOf>
 void sortForRuns(std::vector<Id>& ids, SizeOf sizeOf) {
   std::sort(ids.begin(), ids.end(), [&](const Id& a, const Id& b) {

@@ -1,10 +1,9 @@
-// A histogram of nanoseconds: bounded memory, mergeable, every quantile within
-// 1 % of the exact one. Readers compute quantiles: commprof/trace/summary.py.
+// A mergeable histogram of nanoseconds, with bounded memory. Its quantiles
+// (commprof/trace/summary.py) are within 1 % of the exact ones.
 //
 // The buckets are those of HdrHistogram (G. Tene, hdrhistogram.org): each power
-// of two is divided into 64 buckets of equal width, so the width of a bucket is
-// at most 1/64 of its values, and its middle differs from each of them by at
-// most 1/128 (0.8 %).
+// of two is divided into 64 buckets of equal width. A value differs from the
+// middle of its bucket by at most 1/128 (0.8 %).
 #pragma once
 
 #include <array>
@@ -45,7 +44,7 @@ class Histogram {
 
   // Appends {"count": .., "sum": .., "min": .., "max": .., "buckets": [..]}.
   // "buckets" has two numbers for each bucket that is not empty: its index
-  // minus the index of the listed bucket before it, and its count.
+  // minus the index of the previous such bucket, and its count.
   void appendJson(std::string& out) const;
 
  private:

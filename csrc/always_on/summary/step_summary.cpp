@@ -7,13 +7,12 @@ namespace commprof {
 
 namespace {
 
-// Largest number of waits that are kept until the next phase is recorded. The
-// time of each further wait is added to the last kept one. If a whole step has
-// more waits than this, none of its waits is split into waiting and transfer.
+// Largest number of waits that are kept. Further waits are added to the last
+// one. A step with more waits is not split into waiting and transfer.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
-constexpr size_t kMaxSpans = 1 << 10; // phases that a wait is compared with
-constexpr size_t kMaxPauses = 1 << 10; // of a step; later ones are left out
+constexpr size_t kMaxSpans = 1 << 10; // largest number of kept phases
+constexpr size_t kMaxPauses = 1 << 10; // further pauses are left out
 
 uint64_t less(uint64_t a, uint64_t b) {
   return a > b ? a - b : 0;

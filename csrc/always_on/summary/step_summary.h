@@ -1,6 +1,6 @@
-// Histograms of how one rank's steps spent their time, made from the rank's
-// records as they come. The records are not kept. The figures equal those of
-// commprof/analysis/step/exposure.py and breakdown.py; a test compares them.
+// Histograms of how the steps of one rank spent their time. The figures equal
+// those of commprof/analysis/step/exposure.py and breakdown.py; a test compares
+// them.
 #pragma once
 
 #include <array>
@@ -24,12 +24,11 @@ class StepSummary {
   explicit StepSummary(WaitLedger* ledger) : ledger_(ledger) {}
 
   // Takes each thread's records in the order in which the thread pushed them.
-  // The exception is a pause: pass it before the records of its step and phase.
-  // Ignores kinds other than steps, phases, waits, finalisations and pauses.
+  // But take a pause before the records of its step and phase.
   void take(const Record& record);
-  // Discards all steps so far: none is counted, and none is open.
+  // Discards all steps so far, including the open step.
   void forgetSteps();
-  // Does not count the open step: some of its records were not made.
+  // Discards the open step, because some of its records are missing.
   void forgetOpenStep() {
     open_ = false;
   }
@@ -54,21 +53,21 @@ class StepSummary {
   uint64_t pausedWithin(uint64_t begin_ns, uint64_t end_ns) const;
 
   WaitLedger* const ledger_;
-  // The open step.
+  // Fields of the open step:
   bool open_ = false;
   uint32_t thread_ = 0; // thread of the steps; 0 before the first
   uint64_t step_ = 0;
   uint64_t begin_ns_ = 0;
   uint64_t exposed_ns_ = 0;
-  // Time of each phase, without the exposed time that lies in the phase.
+  // Time of each phase, without the exposed time in the phase.
   std::array<uint64_t, kPhases> phase_ns_{};
   // Waits that may lie in a phase that still runs: a phase is recorded only at
   // its end.
   std::vector<Exposure> pending_;
-  // Phases of the step that were recorded so far: a wait that begins in a phase
-  // may end, and be recorded, only after the phase.
+  // Phases of the step so far. A wait that begins in a phase may be recorded
+  // after the phase.
   std::vector<PhaseSpan> spans_;
-  std::vector<Exposure> exposures_; // waits of the step, for the ledger
+  std::vector<Exposure> exposures_;
   // Begin of the open finalisation; kind kNone if none is open.
   Record finalize_;
   uint64_t waited_in_finalize_ns_ = 0;

@@ -42,8 +42,8 @@ void Summary::fold(const Record* records, uint64_t count) {
     const bool had_device_times = device_steps_.hasDeviceTimes();
     device_steps_.take(*record, replacements_);
     if (device_steps_.hasDeviceTimes() && !had_device_times) {
-      // From here on device_steps_ reports the steps, and reports the earlier
-      // steps again.
+      // From here on, device_steps_ reports all steps, including the earlier
+      // ones.
       ledger_.forgetSteps();
       steps_.emplace(ledger_);
     }
@@ -59,8 +59,8 @@ void Summary::takeSteps() {
   replacements_.clear();
 }
 
-// Ids increase, so the place of an operation is reused once kMaxOpen later
-// operations were issued. Returns null for an operation whose place was reused.
+// A place is reused after kMaxOpen operations. Returns null if a later
+// operation, with a higher id, has the place.
 Summary::Open* Summary::open(uint64_t op_id) {
   Open& place = open_[op_id % kMaxOpen];
   if (place.op_id > op_id) {
@@ -169,8 +169,6 @@ void Summary::takeReady(const Record& record) {
   }
 }
 
-// Counts the duration of an operation on a device: from the time when the
-// stream reached the operation to the time of the event after it.
 void Summary::countOnDevice(Open& open) {
   if (open.issued && open.ready_ns != 0 && open.end_ns != 0) {
     open.has_end = true;
@@ -196,7 +194,7 @@ void Summary::takeEnd(const Record& record) {
     open->end_ns = record.timestamp_ns;
     countOnDevice(*open);
   } else {
-    // Set for an operation on a device too, because the host saw its end.
+    // Also for an operation on a device, because the host has seen its end.
     open->has_end = true;
     countDuration(*open, record.timestamp_ns);
   }
@@ -232,15 +230,14 @@ void Summary::takeWait(const Record& record) {
   }
   if (open->has_end && !open->counted) {
     if (waited_.size() == kMaxOpen) {
-      // The operation dropped here is counted when another one takes its place
-      // among the open operations.
+      // close() counts the dropped operation later.
       waited_.pop_front();
     }
     waited_.push_back(record.op_id);
   }
 }
 
-// True if device events time how long streams waited for the operation. The
+// True if the device reports for how long streams waited for the operation. The
 // host's waits for the operation then do not count.
 bool Summary::timedByDevice(const Open& open) const {
   return open.issued && open.on_device && device_steps_.hasDeviceTimes();
@@ -283,7 +280,6 @@ uint32_t Summary::othersOf(Op op) {
   return index;
 }
 
-// Returns the entry in which operation `index` is counted.
 Summary::Operation& Summary::operation(uint32_t index) {
   Operation& found = operations_[index];
   if (!found.moved) {
@@ -292,9 +288,8 @@ Summary::Operation& Summary::operation(uint32_t index) {
   return found.others ? operations_[0] : operation(others_.at(found.op));
 }
 
-// Returns the index of the rarest entry whose figures were not yet moved to
-// another entry; 0 if none is left. With `joins`, considers only entries that
-// can be merged with other entries of the same operation.
+// Returns the index of the rarest entry that was not moved yet; 0 if there is
+// none. With `joins`, considers only entries whose Op has several entries.
 size_t Summary::rarest(bool joins) const {
   std::array<uint32_t, 256> count_of_op{};
   for (const Operation& one : operations_) {
@@ -315,9 +310,8 @@ size_t Summary::rarest(bool joins) const {
 bool Summary::moveRarest() {
   size_t from = rarest(true);
   if (from == 0) {
-    // No entry can be merged with another entry of the same operation. To keep
-    // the limit, the rarest operation is merged into the entry of kOther. If
-    // the operation occurs again, its sums may then be in more than one entry.
+    // Every Op has only one entry left. The rarest Op is merged into the entry
+    // of kOther.
     from = rarest(false);
   }
   if (from == 0) {
@@ -348,9 +342,8 @@ const std::string& Summary::json(const State& state, size_t limit) {
             operations_.begin(), operations_.end(), [](const Operation& one) {
               return one.count > 0;
             }));
-    // Moves half of the entries that would have to be moved if all had the same
-    // size. The rarest entries are smaller, so it takes a few rounds, but too
-    // many entries are seldom moved.
+    // Moves half of the estimated number of excess entries, and measures again.
+    // So too many entries are seldom moved.
     const size_t excess = json_.size() - limit;
     size_t moves = 1 + excess * live / json_.size() / 2;
     bool moved = false;

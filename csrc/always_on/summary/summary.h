@@ -1,7 +1,5 @@
-// Summary that always-on mode keeps instead of records: counts and histograms,
-// per kind of operation and for the steps. Its size is bounded for any length
-// of run: memory holds kMaxOperations entries plus one per value of Op, and
-// json() never exceeds its limit.
+// Summary that always-on mode keeps instead of records: counts and histograms
+// of operations and steps. Its size is bounded for any length of run.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +23,10 @@ namespace commprof {
 class Summary {
  public:
   // Largest number of combinations of Op, group and size. Further combinations
-  // with the same Op are counted in one entry of this Op, so that the sums of
-  // an Op only grow.
+  // are counted in one entry per Op.
   static constexpr size_t kMaxOperations = 256;
-  // Largest number of operations between issue and end. An operation counts as
-  // unfinished if it has not ended after this many later issues.
+  // An operation that has not ended after this many later issues counts as
+  // unfinished.
   static constexpr size_t kMaxOpen = 8192;
 
   // `exchange` finds the last ranks of collectives; it must outlive this
@@ -41,30 +38,28 @@ class Summary {
   // Takes records as they are drained from the rings: records of one thread are
   // in order, but records of different threads are not.
   void fold(const Record* records, uint64_t count);
-  // Does not count the open step: capture was in off mode during a part of it,
-  // so some of its records are missing.
+  // Discards the open step, because some of its records are missing.
   void forgetOpenStep() {
     steps_->forgetOpenStep();
   }
   // Finds the last ranks of collectives; call it after each drain.
   void resolve(uint64_t now_ns);
-  // True while other ranks' arrivals may still add to the summary.
+  // True if arrivals of other ranks may still change the summary.
   bool pending() const noexcept {
     return ledger_.pending();
   }
-  // Counts the operations that are still open, at the end of the process.
+  // Counts the operations that are still open. Call it at the end of the
+  // process.
   void settle();
 
   struct State {
-    uint64_t sequence; // counts the summaries written
+    uint64_t sequence; // number of this summary, from 1
     uint64_t now_ns;
     Mode mode;
     uint64_t dropped; // records lost so far
   };
-  // Returns at most `limit` bytes, if `limit` is at least 350'000. If the JSON
-  // is longer, the rarest combinations with the same Op are permanently merged
-  // in one entry. If that is not enough, the entries of the rarest Ops are
-  // merged in the entry of kOther.
+  // Returns at most `limit` bytes, if `limit` is at least 350'000. If
+  // necessary, merges the rarest entries permanently.
   const std::string& json(const State& state, size_t limit);
 
  private:
@@ -84,8 +79,7 @@ class Summary {
     Histogram until_last{};
     Histogram transfer{};
   };
-  // One operation. Its completion or waits may be drained before its issue:
-  // until then `issued` is false.
+  // One operation. Its end or its waits may be drained before its issue.
   struct Open {
     uint64_t op_id = 0; // 0: unused
     uint64_t issue_ns = 0;
@@ -128,28 +122,24 @@ class Summary {
   WaitLedger ledger_;
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
-  // Records by which device_steps_ replaces the record that is being folded.
   std::vector<Record> replacements_;
   std::vector<Operation> operations_; // [0]: the entry with `others` of kOther
-  // Index in operations_, by combination.
   std::unordered_map<uint64_t, uint32_t> index_;
-  std::unordered_map<Op, uint32_t> others_; // indices in operations_
+  std::unordered_map<Op, uint32_t> others_;
   std::vector<Open> open_;
   // Operations whose end was unknown when a wait for them ended.
   std::deque<uint64_t> waited_;
   std::string json_;
 };
 
-// Shortest interval between summaries in the trace. A killed process loses the
-// records after its last summary. At this interval that is at most one second:
-// the drain that writes the summary comes at most 0.2 s after the interval.
+// Shortest and longest interval between two summaries in the trace. A killed
+// process loses the records after its last summary.
 constexpr uint64_t kSummaryEveryNs = 800'000'000;
 constexpr uint64_t kSummaryAtMostNs = 5'000'000'000;
 constexpr uint64_t kIntervalPerCost = 1000;
 
-// Returns the time until the next summary may be written, if the last one took
-// this much CPU time. A core spends at most 0.1 % of its time on summaries,
-// unless a killed process would then lose more than five seconds.
+// Returns the time until the next summary, so that summaries take at most 0.1 %
+// of a core's time. The time is at most kSummaryAtMostNs.
 constexpr uint64_t untilNextSummaryNs(uint64_t took_cpu_ns) noexcept {
   const uint64_t took_ns = std::min(took_cpu_ns, kSummaryAtMostNs);
   return std::clamp(

@@ -53,7 +53,7 @@ void ModeSwitch::watch(const std::string& path) {
 std::optional<Mode> ModeSwitch::poll(Mode current) {
   const uint64_t signalled = signals.load();
   if (signalled != signals_) {
-    signals_ = signalled; // several between two polls count as one
+    signals_ = signalled; // several signals between two polls count as one
     writeFile(nextMode(current));
     return nextMode(current);
   }
@@ -76,7 +76,7 @@ bool ModeSwitch::changed() noexcept {
       int64_t(status.st_mtim.tv_nsec),
       uint64_t(status.st_ino),
       uint64_t(status.st_size)};
-  // An empty file: another process is about to write it.
+  // If the file is empty, another process is about to write it.
   if (found == seen_ || found.bytes == 0) {
     return false;
   }
@@ -97,7 +97,8 @@ std::optional<Mode> ModeSwitch::readFile() {
     std::fprintf(
         stderr,
         "commprof: %s does not name a mode (allowed: off, always-on, full); "
-        "write one of these into it. Until then the mode does not change.\n",
+        "write one of these into the file. Until then the mode does not "
+        "change.\n",
         path_.c_str());
   }
   return mode;

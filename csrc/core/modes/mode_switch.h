@@ -1,5 +1,5 @@
-// Switches the mode of a running job from outside: with a signal, or a file
-// that all ranks of the job watch. Training threads are not involved.
+// Switches the mode of a running job from outside: with a signal, or with a
+// file that all ranks of the job watch.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,15 @@
 
 namespace commprof {
 
-// Only one thread calls poll(). All other functions are called before the first
+// Only one thread may call poll(). Call the other functions before the first
 // poll().
 class ModeSwitch {
  public:
-  // Watches the file at `path` from now on; no file if empty.
+  // Watches the file at `path` from now on; no file if `path` is empty.
   void watch(const std::string& path);
 
-  // From now on, counts the signals whose number is `number`, until the process
-  // ends: a signal that comes after the trace is closed must not end the
-  // program. Returns false and changes nothing if the program handles or
-  // ignores the signal itself.
+  // Counts the signals with this number until the process ends. Returns false
+  // and changes nothing if the program itself handles or ignores the signal.
   static bool countSignals(int number) noexcept;
 
   // Returns the mode that was requested since the last call, if any. A signal
@@ -43,7 +41,7 @@ class ModeSwitch {
     uint64_t bytes = 0;
     bool operator==(const Version&) const = default;
   } seen_;
-  uint64_t signals_ = 0; // signals already handled
+  uint64_t signals_ = 0; // number of signals already handled
 };
 
 } // namespace commprof

@@ -15,13 +15,10 @@ namespace commprof {
 namespace {
 
 constexpr size_t kClocksKept = 64;
-// A script may switch recording off and on in every step. Writing each switch
-// would fill the disk, so a break is written only once it has lasted this long.
-// A monitor does not need shorter breaks, because it waits longer than this
-// before it reports a hang.
+// A script may switch recording off and on in every step. To save disk space, a
+// break is written only once it has lasted this long.
 constexpr uint64_t kReportOffAfterNs = 500'000'000;
-// Longest wait for the other ranks' last arrivals when capture stops: those
-// ranks stop at about the same time, or drain within their flush interval.
+// Longest wait for the other ranks' last arrivals when capture stops.
 constexpr uint64_t kLastArrivalsNs = 300'000'000;
 constexpr auto kLastArrivalsPoll = std::chrono::milliseconds(2);
 
@@ -55,11 +52,11 @@ void Recorder::flusherLoop() {
     if (!drain_requested_) {
       wake_.wait_for(lock, interval);
     }
-    // Keeps the pause, if any, that the previous endSleep() inferred. A stop at
-    // that time would have been observed by now.
+    // Keeps the pause, if any, that the previous endSleep() inferred. An
+    // observed stop at that time would have replaced this pause by now.
     keepSupposedPause();
     pauses_.endSleep();
-    lock.unlock(); // the files may lie on a slow disk
+    lock.unlock(); // the files may be on a slow disk
     {
       const std::lock_guard<std::mutex> drain(drain_mutex_);
       restoreIfRemovedLocked();
@@ -105,8 +102,7 @@ void Recorder::refreshEnabled() noexcept {
 }
 
 // Writes whether recording is on, so that a monitor does not take this rank's
-// silence for a hang. Call it before the first records since the change are
-// written.
+// silence for a hang. Call it before writing records from after the change.
 bool Recorder::writeRecordingLocked() noexcept {
   const uint64_t now_ns = nowNs();
   if (enabled()) {

@@ -14,7 +14,7 @@ namespace commprof {
 
 namespace {
 
-// Python's exit code if it cannot flush what was printed.
+// Exit code of Python if it cannot flush its output.
 constexpr int kFlushFailed = 120;
 
 int noted_fd = -1;

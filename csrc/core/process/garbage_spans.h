@@ -1,4 +1,4 @@
-// Long garbage collections of the interpreter, noted from its callbacks.
+// Records long garbage collections of the Python interpreter.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,13 @@
 
 namespace commprof {
 
-// Collects the times of collections that took at least kLeastNs. Thread-safe.
+// Stores the times of collections that took at least kLeastNs. Thread-safe.
 class GarbageSpans {
  public:
-  // A shorter collection is not noted: a collection of young objects takes
-  // microseconds.
+  // Collections of young objects take only microseconds, and are not stored.
   static constexpr uint64_t kLeastNs = 1'000'000;
-  // Largest number of collections whose times are kept; later ones still count
-  // in the total.
+  // Largest number of stored collections. Later collections count only in the
+  // total.
   static constexpr size_t kMostSpans = 4096;
 
   void begin(uint64_t now_ns) {
@@ -24,7 +23,7 @@ class GarbageSpans {
     begin_ns_ = now_ns;
   }
 
-  // Does nothing if the begin was not seen.
+  // Does nothing unless begin() was called before.
   void end(uint64_t now_ns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const uint64_t begin_ns = std::exchange(begin_ns_, 0);
@@ -37,7 +36,7 @@ class GarbageSpans {
     }
   }
 
-  // Begin and end of each collection that was noted, in their order.
+  // Returns begin and end of each stored collection, in order of time.
   std::vector<std::pair<uint64_t, uint64_t>> spans() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return spans_;
@@ -50,7 +49,7 @@ class GarbageSpans {
 
  private:
   mutable std::mutex mutex_;
-  uint64_t begin_ns_ = 0; // 0: no collection runs
+  uint64_t begin_ns_ = 0; // 0: no collection is running
   uint64_t total_ns_ = 0;
   std::vector<std::pair<uint64_t, uint64_t>> spans_;
 };

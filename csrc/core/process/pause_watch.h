@@ -1,12 +1,12 @@
-// Finds pauses of the process: times in which none of its threads ran, because
-// it was stopped (SIGSTOP, a debugger, a frozen cgroup), or because its machine
+// Finds pauses of the process, in which none of its threads ran. Either the
+// process was stopped (SIGSTOP, a debugger, a frozen cgroup), or its machine
 // was suspended.
 //
-// Stops are observed, with their begin and end (process_stops.h). A suspended
-// machine does not notify its processes, so a long pause is also inferred: a
-// thread that sleeps for a known time wakes up far too late, and the process
-// has used hardly any CPU time after the planned end of the sleep. On a machine
-// that is merely busy, other threads of the process run on.
+// Stops are observed (process_stops.h). A suspended machine does not notify its
+// processes, so a long pause is also inferred: a thread wakes up far too late
+// from a sleep, and the process has used hardly any CPU time after the planned
+// end of this sleep. On a busy machine, other threads of the process would have
+// run.
 #pragma once
 
 #include <algorithm>
@@ -20,11 +20,11 @@
 namespace commprof {
 
 struct Pause {
-  uint64_t begin_ns = 0; // by CLOCK_MONOTONIC
+  uint64_t begin_ns = 0; // CLOCK_MONOTONIC
   uint64_t end_ns = 0;
 };
 
-// Number and times of the long pauses.
+// Number and lengths of the long pauses.
 struct Pauses {
   uint64_t count = 0;
   uint64_t total_ns = 0;
@@ -38,9 +38,9 @@ class PauseWatch {
   explicit PauseWatch(uint64_t cores = std::thread::hardware_concurrency())
       : cores_(std::max<uint64_t>(cores, 1)) {}
 
-  // Adds an observed stop. If a pause was inferred from the same time, the stop
-  // replaces it. Returns false and does nothing if the stop took less than
-  // kShortestNs.
+  // Adds an observed stop. The stop replaces a pause that was inferred from the
+  // same time. If the stop is shorter than kShortestNs, does nothing and
+  // returns false.
   bool take(const Pause& seen) noexcept {
     if (seen.end_ns < seen.begin_ns + kShortestNs) {
       return false;
@@ -53,8 +53,7 @@ class PauseWatch {
     return true;
   }
 
-  // Call beginSleep() before and endSleep() after a sleep of at most
-  // `planned_ns`, in which a pause may fall.
+  // Call these before and after a sleep of at most `planned_ns`.
   void beginSleep(uint64_t planned_ns) noexcept {
     begin(planned_ns, nowNs(), processCpuNs());
   }
@@ -75,9 +74,9 @@ class PauseWatch {
       supposed_ = Pause{begin_ns_ + planned_ns_ / 2, now_ns};
     }
   }
-  // Returns the pause that was inferred from a sleep that lasted far too long,
-  // and forgets it. Its begin and length are exact to half of planned_ns. Call
-  // it one sleep later, because a stop would have been observed by then.
+  // Returns and forgets the pause that was inferred from a sleep. The begin may
+  // be wrong by half of `planned_ns`. Call it one sleep later: if the pause was
+  // a stop, the stop has then been observed.
   std::optional<Pause> supposed() noexcept {
     if (supposed_) {
       count(*supposed_);
@@ -93,8 +92,8 @@ class PauseWatch {
   }
 
  private:
-  // A shorter stop is ignored: a tool that inspects a process stops it
-  // repeatedly, each time for less than this.
+  // A shorter stop is ignored, because a tool that inspects a process stops it
+  // repeatedly for short times.
   static constexpr uint64_t kShortestNs = 1'000'000;
   // Far longer than a thread waits for a core on a busy machine.
   static constexpr uint64_t kLongNs = 500'000'000;

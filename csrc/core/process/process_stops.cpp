@@ -16,22 +16,21 @@ namespace commprof {
 
 namespace {
 
-// An hour; then the next sleep begins.
+// One hour.
 constexpr uint64_t kSleepNs = 3'600'000'000'000;
 constexpr time_t kSleepS = time_t(kSleepNs / 1'000'000'000);
-// Time that the thread in sleepOnAndOn() gets to run, so that the begin of the
-// stop is stored.
+// Gives the thread in sleepOnAndOn() time to store the begin of a stop.
 constexpr timespec kGrace{0, 5'000'000};
 
 // The present sleep of the thread in sleepOnAndOn(). When a stop begins, the
-// kernel writes the remaining time of the sleep on behalf of that thread.
+// kernel stores the rest of the sleep in `remaining`.
 struct Sleep {
   std::atomic<uint64_t> due_ns{0};
   volatile timespec remaining{0, -1}; // -1: no stop yet
 };
-constinit Sleep g_sleep; // of this process
+constinit Sleep g_sleep;
 
-// Returns when the last stop began; 0 if there was none in this sleep.
+// Returns when the last stop began; 0 if there was no stop in this sleep.
 uint64_t lastStopNs() noexcept {
   const uint64_t due_ns = g_sleep.due_ns.load();
   if (due_ns == 0) {
@@ -55,8 +54,8 @@ void sleepOnAndOn() noexcept {
   for (;;) {
     g_sleep.remaining.tv_nsec = -1;
     g_sleep.due_ns.store(nowNs() + kSleepNs);
-    // A direct system call: a tool may have replaced the C library's
-    // clock_nanosleep() by a function that reads `remaining` itself.
+    // A direct system call, because a tool may have replaced clock_nanosleep()
+    // by a function of its own, which would read `remaining`.
     const long failed = syscall(
         SYS_clock_nanosleep,
         CLOCK_MONOTONIC,
@@ -84,9 +83,8 @@ void awaitEnds(StopSink sink) noexcept {
       continue;
     }
     const uint64_t begin_ns = lastStopNs();
-    // The begin of this stop is not stored yet because the thread in
-    // sleepOnAndOn() has not run, or it was lost because that thread has begun
-    // its next sleep.
+    // The begin of this stop is not known: it is not stored yet, or the next
+    // sleep has overwritten it.
     if (begin_ns == 0 || begin_ns == known_ns) {
       clock_nanosleep(CLOCK_MONOTONIC, 0, &kGrace, nullptr);
       known_ns = lastStopNs();

@@ -1,7 +1,7 @@
 // Python bindings of the native module: no logic here.
 //
-// GIL: held throughout, except in calls that do file I/O or join a thread.
-// No data is protected by it: data that threads share has locks or atomics.
+// The GIL is held, except in calls that do file I/O or join a thread. The GIL
+// protects no data: locks and atomics do.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -73,7 +73,6 @@ py::tuple dtypeNames() {
   return py::tuple(out);
 }
 
-// Wraps a Python DDP hook `hook(state, bucket)` for c10d; null for None.
 std::shared_ptr<c10d::CommHookInterface> pythonHook(
     py::object state,
     py::object hook) {
@@ -84,9 +83,8 @@ std::shared_ptr<c10d::CommHookInterface> pythonHook(
       std::move(state), std::move(hook));
 }
 
-// mark_step, and PhaseMarker's begin and end, use Python's own C interface
-// instead of pybind11: every step calls them, and pybind11's dispatcher takes
-// hundreds of instructions.
+// Every step calls mark_step and PhaseMarker's begin and end. They use Python's
+// C interface, because pybind11's dispatcher takes hundreds of instructions.
 
 // Returns null and sets TypeError for an object whose __init__ was not called.
 PhaseMarker* markerOf(PyObject* self) {
@@ -183,7 +181,7 @@ PyCFunction asMethod(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-// Docstrings have pybind11's form, from which the stub is generated.
+// The stub is generated from these docstrings, so they have pybind11's form.
 PyMethodDef phase_methods[] = {
     {"begin", beginPhase, METH_NOARGS, "begin(self) -> None"},
     {"end",
@@ -223,8 +221,9 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   py::class_<GarbageSpans>(
       m,
       "GarbageSpans",
-      "Callback for gc.callbacks that notes long collections. It runs no "
-      "Python code, in which a Ctrl-C would be raised and then ignored.")
+      "Callback for gc.callbacks that records long garbage collections. It "
+      "runs no Python code, because a Ctrl-C in a Python callback would be "
+      "lost.")
       .def(py::init<>())
       .def(
           "__call__",
@@ -304,8 +303,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "note_exit_status",
       [](const std::filesystem::path& path) { noteExitStatus(path.string()); },
-      "Makes this process, when it ends, append its exit code to the closed "
-      "trace at `path`, if the code is neither 0 nor 120.",
+      "When this process ends, appends its exit code to the closed trace at "
+      "`path`. Does not append the codes 0 and 120.",
       py::arg("path"));
   m.def(
       "flush",
@@ -317,7 +316,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "stats",
       [] { return Recorder::instance().stats(); },
-      "Returns the counters of the open trace, or of the last one.");
+      "Returns the counters of the open trace, or of the last trace if none is "
+      "open.");
   m.def(
       "started",
       [] { return Recorder::instance().started(); },
@@ -336,8 +336,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "record_cost_ns",
       &recordCostNs,
-      "Measures the mean cost of one of `count` records, including the clock "
-      "reading, in nanoseconds.",
+      "Takes `count` records and returns the mean cost of one record, in "
+      "nanoseconds. The cost includes the reading of the clock.",
       py::arg("count"));
 
   py::class_<PhaseMarker> marker(
@@ -371,8 +371,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
          const std::string& token) { noteGroupToken(*group, token); },
       py::arg("group"),
       py::arg("token"),
-      "Notes the name that the ranks agreed on for a group without a c10d "
-      "name; call it before the group's first collective.");
+      "Sets the name for a group to which c10d gave no name. Call it before "
+      "the group's first collective.");
   m.def(
       "uninstall_observer",
       &uninstallObserver,
@@ -381,8 +381,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "set_stacks",
       &setStacks,
-      "Sets whether the Python caller of each operation is recorded. `most`: "
-      "number of operations, from now on, whose caller is recorded; 0: all.",
+      "Sets whether the Python callers of operations are recorded. If `most` "
+      "is not 0, only the callers of the next `most` operations are recorded.",
       py::arg("on"),
       py::arg("most") = 0);
 
@@ -437,12 +437,11 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   py::class_<ObservedBuckets, std::shared_ptr<ObservedBuckets>>(
       m,
       "ObservedBuckets",
-      "Records the buckets of one model, without registering a hook, for as "
-      "long as this object lives.")
+      "Records the buckets of one model until this object is destroyed. "
+      "Registers no hook.")
       .def(
           py::init(&ObservedBuckets::watch),
-          "Observes the buckets of this DDP reducer, without registering a "
-          "hook with it.",
+          "Observes the buckets of this DDP reducer.",
           py::arg("reducer"))
       .def_property(
           "recording",

@@ -5,8 +5,8 @@
 
 namespace commprof {
 
-void bindHosts(pybind11::module_& m); // clocks and arrivals of several ranks
-void bindFutures(pybind11::module_& m); // waits for futures
-void bindDevices(pybind11::module_& m); // streams and coalesced calls
+void bindHosts(pybind11::module_& m);
+void bindFutures(pybind11::module_& m);
+void bindDevices(pybind11::module_& m);
 
 } // namespace commprof

@@ -1,7 +1,6 @@
-// Python bindings for waits that only Python code can report to capture:
-// streams, coalesced calls and futures. No logic here.
+// Python bindings for streams, coalesced calls and futures. No logic here.
 //
-// GIL: released during waits for a future.
+// The GIL is released during waits for a future.
 #include "torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
@@ -32,7 +31,6 @@ StreamOrCurrent streamOf(const PythonStream& stream) {
                 : std::nullopt;
 }
 
-// A StreamWait as a Python context manager.
 class PythonStreamWait {
  public:
   PythonStreamWait(const PythonStream& stream, CollectiveId behind)
@@ -56,9 +54,9 @@ void bindStreams(py::module_& m) {
   py::class_<PythonStreamWait>(
       m,
       "StreamWait",
-      "Context for a call that makes a stream wait for an event that was "
-      "recorded after a collective. Records how long the stream waits, if it "
-      "is the calling thread's current stream.")
+      "Context manager around a call that makes `stream` wait for the "
+      "collective `behind`. If `stream` is the calling thread's current "
+      "stream, the length of the wait is recorded.")
       .def(
           py::init<const PythonStream&, CollectiveId>(),
           py::arg("stream"),
@@ -74,11 +72,10 @@ void bindStreams(py::module_& m) {
         return found.op_id == 0 ? nullptr
                                 : std::make_unique<CollectiveId>(found);
       },
-      "Returns the last collective that the stream ran or waited for: an event "
-      "that is recorded on the stream now comes after it. None if there is "
-      "none, or if a StreamWait for that collective has begun after the stream "
-      "ran or waited for it. `stream`: the device's index and the stream's id; "
-      "None: the calling thread's current stream.",
+      "Returns the last collective that the stream ran or waited for. Returns "
+      "None if there is none, or if a StreamWait for the collective began "
+      "later. `stream`: the device's index and the stream's id; None: the "
+      "calling thread's current stream.",
       py::arg("stream"));
 }
 
@@ -94,18 +91,17 @@ void bindDevices(py::module_& m) {
   m.def(
       "end_coalescing",
       &endCoalescing,
-      "Ends a coalesced call. Returns a Work that wraps the call's Work and "
-      "records how long waits for it take; None if `work` is None.",
+      "Ends a coalesced call. Returns a wrapper of `work` that records waits, "
+      "or None if `work` is None.",
       py::arg("work"));
   m.def(
       "begin_manual_finalize",
       &beginManualFinalize,
-      "Called before DDP.finalize_backward(), with which a script finalises a "
-      "backward pass itself.");
+      "Called before a script's own call of DDP.finalize_backward().");
   m.def(
       "end_manual_finalize",
       &endManualFinalize,
-      "Called after DDP.finalize_backward().");
+      "Called after a script's own call of DDP.finalize_backward().");
   m.def(
       "abandon_coalescing",
       &abandonCoalescing,
@@ -149,8 +145,8 @@ void bindFutures(py::module_& m) {
         const py::gil_scoped_release release;
         waitForFuture(*future->fut);
       },
-      "Blocks until a collective's future is complete, and records the wait; "
-      "returns immediately for any other future.",
+      "Waits for a collective's future and records the wait. Returns "
+      "immediately for any other future.",
       py::arg("future"));
   m.def(
       "follow_futures",

@@ -1,4 +1,5 @@
-// Clocks and arrivals of several ranks and hosts, for Python: no logic here.
+// Python bindings for the clocks and arrivals of ranks and hosts. No logic
+// here.
 #include "torch/bindings/bindings.h"
 
 #include "always_on/arrivals/arrival_board.h"
@@ -20,8 +21,9 @@ void bindClock(py::module_& m) {
             ClockSync::instance().serve(address, token, world_size);
         return py::make_tuple(server.port, server.token);
       },
-      "On rank 0: answers requests for its clock until the process ends. "
-      "Returns the port and token that the other ranks need.",
+      "Called on rank 0. Answers the other ranks' requests for this process's "
+      "clock, until the process ends. Returns the port and token that the "
+      "other ranks need.",
       py::arg("address"),
       py::arg("token"),
       py::arg("world_size"));
@@ -34,8 +36,9 @@ void bindClock(py::module_& m) {
          uint32_t interval_ms) {
         ClockSync::instance().follow({address, port, token, rank, interval_ms});
       },
-      "Compares this process's clock with rank 0's: now, after 1 s, then at "
-      "doubling intervals of up to interval_ms, and last in clock_unfollow.",
+      "Compares this process's clock with the clock of rank 0, again and "
+      "again until clock_unfollow() is called. `interval_ms`: the longest "
+      "interval.",
       py::arg("address"),
       py::arg("port"),
       py::arg("token"),
@@ -47,12 +50,13 @@ void bindClock(py::module_& m) {
         const py::gil_scoped_release release;
         ClockSync::instance().unfollow();
       },
-      "Compares clocks a last time, for at most 0.8 s, and ends the "
-      "comparison; call it before `stop`.");
+      "Compares the clocks a last time, which takes at most 0.8 s. Call it "
+      "before `stop`.");
   m.def(
       "clock_same",
       [] { ClockSync::instance().track().setSame(); },
-      "Notes that this process's clock is rank 0's: nothing is compared.");
+      "Marks this process's clock as the clock of rank 0, so that no clocks "
+      "are compared.");
 }
 
 void bindArrivals(py::module_& m) {
@@ -64,9 +68,9 @@ void bindArrivals(py::module_& m) {
         Recorder::instance().setBoard(board, rank);
         return board->fd();
       },
-      "Creates the memory in which the ranks of this host exchange arrivals; "
-      "returns its file descriptor. `local_ranks`: how many ranks are expected "
-      "on this host.",
+      "Creates the memory in which the ranks of this host exchange arrivals. "
+      "Returns the memory's file descriptor. `local_ranks`: expected number "
+      "of ranks on this host.",
       py::arg("token"),
       py::arg("rank"),
       py::arg("local_ranks"));
@@ -74,11 +78,10 @@ void bindArrivals(py::module_& m) {
       "arrivals_open",
       [](const std::string& path, uint64_t token, uint32_t rank) {
         Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
-        // Ends the carrier and releases the board of an earlier process group.
         HostCarrier::instance().stop();
       },
-      "Exchanges arrivals through memory that another rank created. `path` is "
-      "/proc/<pid>/fd/<descriptor> of that rank.",
+      "Exchanges arrivals through memory that another rank created. `path`: "
+      "/proc/<pid>/fd/<descriptor> of the rank that created the memory.",
       py::arg("path"),
       py::arg("token"),
       py::arg("rank"));
@@ -87,10 +90,9 @@ void bindArrivals(py::module_& m) {
       [](const std::string& address, uint64_t token, uint32_t host) {
         return HostCarrier::instance().carry({address, token, host});
       },
-      "From now on until the process ends, exchanges with other hosts the "
-      "times at which the last rank of each host arrived at each collective. "
-      "`host`: index of this host. Call it after arrivals_create. Returns the "
-      "port at which it receives datagrams with `token`.",
+      "Starts to exchange arrival times with other hosts, until the process "
+      "ends. Call it after arrivals_create. `host`: index of this host. "
+      "Returns the port for datagrams with `token`.",
       py::arg("address"),
       py::arg("token"),
       py::arg("host"));
@@ -102,9 +104,9 @@ void bindArrivals(py::module_& m) {
          uint64_t token) {
         HostCarrier::instance().addPeer({host, address, port, token});
       },
-      "Adds a possible parent of this host in the tree of hosts. Call it after "
-      "arrivals_carry, for the best parent first. The parent's index `host` is "
-      "lower than this host's.",
+      "Adds a possible parent of this host in the tree of hosts. Call it "
+      "after arrivals_carry, and for the best parent first. `host`: index of "
+      "the parent, lower than this host's index.",
       py::arg("host"),
       py::arg("address"),
       py::arg("port"),
@@ -126,9 +128,8 @@ void bindArrivals(py::module_& m) {
          uint32_t other) {
         return needs({Op(op), root, is_gloo}, size, rank, other);
       },
-      "True if a rank cannot complete an operation before another rank of the "
-      "group has arrived. Only a test calls it, to compare this rule with the "
-      "rule of the report.",
+      "True if `rank` cannot complete an operation before rank `other` of the "
+      "group has arrived. Only a test calls this function.",
       py::arg("op"),
       py::arg("root"),
       py::arg("is_gloo"),

@@ -15,7 +15,7 @@ namespace commprof {
 void recordEnd(uint64_t op_id, Op op, bool failed) {
   const uint64_t now_ns = nowNs();
   Recorder& recorder = Recorder::instance();
-  // Earlier operations still end while capture is paused.
+  // Not enabled(): ends are recorded even while capture is paused.
   if (!recorder.started()) {
     return;
   }
@@ -37,9 +37,8 @@ struct Coalesced {
   bool open = false;
   DeviceTimeline* timeline = nullptr;
   std::vector<Record> issues;
-  // Finds the stream of the operations. A raw pointer, so that the finder is
-  // not destroyed at the thread's end, when torch's profiler, from which the
-  // finder removes its callback, may no longer exist.
+  // A raw pointer, so that the finder is not destroyed at the thread's end. Its
+  // destructor uses torch's profiler, which may no longer exist then.
   StreamFinder* finder = nullptr;
 
   void reset(bool opened) {
@@ -54,8 +53,9 @@ Coalesced& coalesced() {
   return c;
 }
 
-// True if the operation is part of a coalesced call, which is launched later.
-// A coalesced call that reaches kMost operations counts as failed.
+// Adds a device operation to the open coalesced call. Returns false if the
+// operation was not added. A coalesced call of kMost operations counts as
+// failed.
 bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   Coalesced& together = coalesced();
   if (!together.open || (issue.flags & kDeviceAsync) == 0) {
@@ -72,8 +72,6 @@ bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   return true;
 }
 
-// `on` has the operation's stream only if this callback runs inside the
-// launching call.
 void completed(
     const DeviceOp& on,
     uint64_t op_id,
@@ -86,9 +84,9 @@ void completed(
   }
 }
 
-// Arranges to record the Work's completion; false if it cannot be observed:
-// some Works have no future (NCCL's of coalesced calls) or throw (gloo's
-// reduce-scatter).
+// Arranges to record the Work's completion. Returns false, or throws, if the
+// Work cannot be observed: NCCL's Works of coalesced calls have no future, and
+// gloo's reduce-scatter throws.
 bool watchCompletion(
     c10d::Work& work,
     const Record& issue,
@@ -112,10 +110,10 @@ bool watchCompletion(
     awaitInPass(future, op_id);
     return true;
   }
-  // A future with devices is complete when the operation has been launched. A
-  // future without devices (gloo's) is complete when the operation is done. But
-  // if such a future is complete already here, it does not tell when the
-  // operation was done: no completion is recorded.
+  // A future with devices is complete once the operation is launched. A future
+  // without devices (gloo's) is complete once the operation is done. If the
+  // latter is complete here already, the end of the operation is unknown, and
+  // nothing is recorded.
   if (future->devices().empty() && future->completed()) {
     return true;
   }
@@ -131,8 +129,6 @@ bool watchCompletion(
   return true;
 }
 
-// Wraps a Work in a TimedWork. The Work stands for the `count` operations in
-// `issues`; there is at least one.
 c10::intrusive_ptr<c10d::Work> timed(
     c10::intrusive_ptr<c10d::Work> work,
     const Record* issues,

@@ -16,7 +16,6 @@ constexpr size_t kMostFutures = 4096;
 
 class FutureTable {
  public:
-  // Adds a future; false if the table has it already, or is full.
   bool add(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
     Entry entry{op, c10::weak_intrusive_ptr<Future>(future)};
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -40,8 +39,7 @@ class FutureTable {
  private:
   struct Entry {
     AwaitedOp op;
-    // Keeps the future's address from being reused if nobody else holds the
-    // future.
+    // Prevents the reuse of the future's address.
     c10::weak_intrusive_ptr<Future> future;
   };
   using Entries = std::unordered_map<const Future*, Entry>;

@@ -1,11 +1,8 @@
-// Waits for a collective through its future: `work.get_future().wait()`.
+// Records waits for a collective's future: `work.get_future().wait()`.
 //
-// c10's Future has no virtual functions, so Python reports the wait
-// (commprof/capture/patches/waits.py). This file knows which futures belong to
-// a collective: those that Python got from a Work, until they are complete. DDP
-// gets the future of each bucket in C++; its waits for such a future cannot be
-// reported. A device's future is complete once the collective has been
-// launched, so that a wait for it does not block.
+// Python reports the waits (commprof/capture/patches/waits.py), because c10's
+// Future has no virtual functions. DDP's waits are not reported, because DDP
+// waits in C++.
 //
 // Any thread may call these functions.
 #pragma once
@@ -21,12 +18,11 @@
 
 namespace commprof {
 
-// Records for how long a thread was blocked until an operation was complete.
-// Placed around the call that blocks. Records the wait even if the call throws.
+// Placed around a call that blocks until an operation is complete. Records the
+// wait, even if the call throws.
 class WaitTimer {
  public:
-  // `is_end`: the end of the wait counts as the operation's completion, because
-  // no other record tells when that was.
+  // `is_end`: the end of the wait counts as the operation's completion.
   WaitTimer(uint64_t op_id, Op op, bool is_end = false) noexcept
       : op_id_(op_id), op_(op), is_end_(is_end) {
     ++waits_.open;
@@ -48,7 +44,7 @@ class WaitTimer {
     record.value = end_ns;
     recorder.push(record);
   }
-  // To be called once the call has returned because the operation is complete.
+  // Called when the blocking call has returned and the operation is complete.
   void completed() noexcept {
     end_ns_ = nowNs();
     WaitReturns::instance().note(op_id_, end_ns_);
@@ -77,20 +73,21 @@ inline AwaitedOp& lastIssued() noexcept {
 }
 
 // Makes waits for `future` count as waits for `op` until the future is
-// complete. Up to 4096 futures at a time are known; more are ignored.
+// complete. Does nothing while 4096 other futures are noted.
 void noteFuture(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     AwaitedOp op);
 
 // `child` is a future made from `parents`. Makes waits for `child` count as
 // waits for the last parent that belongs to a collective. Does nothing if no
-// parent belongs to one.
+// parent belongs to a collective.
 void followFutures(
     const c10::intrusive_ptr<c10::ivalue::Future>& child,
     const std::vector<c10::intrusive_ptr<c10::ivalue::Future>>& parents);
 
-// If the future belongs to a collective: blocks until it is complete, and
-// records the wait. Else returns immediately. Never throws the future's error.
+// If the future belongs to a collective, blocks until the future is complete,
+// and records the wait. Otherwise returns immediately. Does not throw the
+// future's error.
 void waitForFuture(c10::ivalue::Future& future);
 
 } // namespace commprof

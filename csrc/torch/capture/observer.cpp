@@ -26,8 +26,7 @@ namespace commprof {
 
 namespace {
 
-// Dispatch keys to observe. A key counts only if kernels for it are already
-// registered: XPU's and HPU's come with their libraries.
+// Dispatch keys to observe. Keys without registered kernels are skipped.
 constexpr c10::DispatchKey kKeys[] = {
     c10::DispatchKey::CPU,
     c10::DispatchKey::CUDA,
@@ -37,15 +36,14 @@ constexpr c10::DispatchKey kKeys[] = {
     c10::DispatchKey::SparseCPU,
     c10::DispatchKey::SparseCUDA};
 
-// Returns the object of a custom-class argument. The schema guarantees the
-// object's type, and the IValue keeps it alive. So the checks and reference
-// counting of IValue::toCustomClass are not needed.
+// Faster than IValue::toCustomClass: skips the type check and the reference
+// counting. The schema guarantees the type, and the IValue keeps the object
+// alive.
 template <class T>
 T& customClass(const c10::IValue& value) {
   return static_cast<T&>(*value.toObjectRef().getSlot(0).toCapsule());
 }
 
-// Description of a call, from its arguments.
 struct Call {
   Record record;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
@@ -68,14 +66,13 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
 void addBytes(const c10::IValue& value, uint64_t& bytes, Call& call) {
   if (value.isTensor()) {
     addBytes(value.toTensor(), bytes, call);
-  } else if (value.isList()) { // list of tensors, or of lists of tensors
+  } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
       addBytes(element, bytes, call);
     }
   }
 }
 
-// Kernel in front of the original kernel of one operator and dispatch key.
 class Interposer final : public c10::OperatorKernel {
  public:
   Interposer(
@@ -94,7 +91,8 @@ class Interposer final : public c10::OperatorKernel {
     GroupInfo& info = groupInfo(
         customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]),
         device_type_);
-    // Counted even while capture is off: ranks must agree on the numbers.
+    // Calls are counted even while capture is off, because ranks must agree on
+    // the numbers.
     const uint32_t seq = isPointToPoint(plan_.op)
         ? info.nextMessage(plan_.op, peer(*stack, base))
         : info.next_seq.fetch_add(1, std::memory_order_relaxed);
@@ -132,8 +130,6 @@ class Interposer final : public c10::OperatorKernel {
   }
 
  private:
-  // Returns the tensor that may be a bucket of an observed model; null if there
-  // is none.
   const c10::TensorImpl* gradientsOf(
       const Record& issue,
       const torch::jit::Stack& stack,
@@ -154,7 +150,7 @@ class Interposer final : public c10::OperatorKernel {
       torch::jit::Stack* stack) {
     try {
       original_.callBoxed(op, keys, stack);
-    } catch (...) { // the backend rejected the call
+    } catch (...) {
       recordEnd(issue.op_id, issue.op, true);
       throw;
     }
@@ -165,8 +161,6 @@ class Interposer final : public c10::OperatorKernel {
     }
   }
 
-  // Calls the original kernel within a DeviceIssue, which marks the operation
-  // on the device's streams.
   void callOnDevice(
       c10::Device device,
       const Record& issue,
@@ -225,7 +219,6 @@ class Interposer final : public c10::OperatorKernel {
     return plan_.peer < 0 ? 0 : stack[base + plan_.peer].toInt();
   }
 
-  // Records for how long the call was blocked before it returned its Work.
   static void recordBlocked(const Record& issue, BlockedCall& call) {
     const uint64_t blocked_ns = call.blockedNs(issue.timestamp_ns);
     if (blocked_ns == 0) {
@@ -261,8 +254,7 @@ class Interposer final : public c10::OperatorKernel {
 
 struct Installed {
   std::mutex mutex;
-  // Never destroyed at exit: removing kernels while gloo's threads still run
-  // would race with them.
+  // Not destroyed at exit, because gloo's threads may be using the kernels.
   std::vector<std::unique_ptr<torch::Library>> libraries;
   std::vector<std::string> operators;
 };

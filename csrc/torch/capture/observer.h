@@ -1,4 +1,4 @@
-// Observes every c10d collective of the process, whatever code issues it.
+// Observes all c10d collectives of the process.
 #pragma once
 
 #include <string>
@@ -6,12 +6,10 @@
 
 namespace commprof {
 
-// Places a boxed kernel in front of each kernel that the dispatcher holds for a
-// `c10d::` operator (CPU, CUDA, XPU, HPU, PrivateUse1 and sparse keys). The
-// boxed kernel records the issue, calls the original kernel, and returns that
-// kernel's Work as a TimedWork. Results, operators' names and DDP's fused
-// copy-and-divide do not change. Returns the operators that are observed.
-// Idempotent. Call it while no collective is running.
+// Places a recording kernel in front of each kernel of a `c10d::` operator. The
+// recording kernel calls the original kernel and wraps its Work in a TimedWork.
+// Returns the names of the observed operators. Idempotent. Call it while no
+// collective is running.
 std::vector<std::string> installObserver();
 
 // Restores the original kernels. Call it while no collective is running.

@@ -30,8 +30,8 @@ struct OpPlan {
   int group = -1;
   int reduce_op = -1;
   int peer = -1; // root, source or destination rank
-  // Index of the argument async_op. If it is false, a device runs the operation
-  // in the caller's stream.
+  // Index of the argument async_op. If that argument is false, a device runs
+  // the operation in the caller's stream.
   int async_op = -1;
   // Index of a barrier's tensor, which only names the device.
   int placed_by = -1;

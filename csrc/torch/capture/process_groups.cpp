@@ -28,8 +28,6 @@ BackendPtr backendOf(c10d::ProcessGroup& group, c10::DeviceType type) {
   }
 }
 
-// A group's backends for CPUs (`host`) and for devices; null if the group has
-// none of that kind. A group written in Python has neither.
 struct Backends {
   BackendPtr host;
   BackendPtr device; // backend of the first device type that has one
@@ -64,13 +62,14 @@ std::string backendName(
   return backend != nullptr ? backend->getBackendName() : name;
 }
 
-// Returns a name for one of a group's two backends that is the same on all
-// ranks; empty if the group has no name.
+// Returns a name for one of a group's two backends. The name is the same on all
+// ranks. Empty if the group has no name.
 std::string apart(const std::string& name, const std::string& backend) {
   return name.empty() ? name : name + ":" + backend;
 }
 
-// Adds the description of a group, or of its backend for CPUs, to the trace.
+// Writes a group's description to the trace. `of_host`: describes the group's
+// backend for CPUs.
 void describe(const GroupInfo& info, c10d::ProcessGroup& group, bool of_host) {
   const std::string backend = backendName(group, Backends(group), of_host);
   std::string name = group.getGroupName();
@@ -97,8 +96,8 @@ void describe(const GroupInfo& info, c10d::ProcessGroup& group, bool of_host) {
 // The weak reference prevents the group's address from being reused.
 struct GroupEntry {
   GroupInfo info;
-  GroupInfo host; // for the CPUs' backend, if it is separate
-  std::optional<bool> host_is_apart; // known from the first call on
+  GroupInfo host;
+  std::optional<bool> host_is_apart; // set by the group's first call
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   explicit GroupEntry(c10d::ProcessGroup& g)
       : group(c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&g)) {}
@@ -107,7 +106,7 @@ struct GroupEntry {
 struct GroupTable {
   std::mutex mutex;
   std::unordered_map<const void*, std::unique_ptr<GroupEntry>> entries;
-  uint32_t count = 0; // number of all groups so far
+  uint32_t count = 0;
   size_t sweep_at = 64; // number of entries at which the next sweep takes place
   // Number of sweeps. Each sweep invalidates the entries that threads remember.
   std::atomic<uint64_t> sweeps{0};
@@ -127,8 +126,8 @@ struct GroupTable {
     if (entries.size() < sweep_at) {
       return;
     }
-    // Incremented first: a new group may get an address that is released here,
-    // and its thread then sees the new count.
+    // The count must change before an address is released: a new group may get
+    // that address.
     sweeps.fetch_add(1, std::memory_order_relaxed);
     std::erase_if(entries, [](const auto& entry) {
       return entry.second->group.expired();
@@ -138,9 +137,8 @@ struct GroupTable {
 };
 
 // Never destroyed: late callbacks may outlive static objects. The recorder is
-// created first, so that its fork handlers are registered first. Before a fork,
-// the recorder's lock is then acquired after the table's lock, in the same
-// order as everywhere else.
+// created first, because fork handlers run in reverse order: its lock is then
+// acquired after the table's lock, as everywhere else.
 GroupTable& groupTable() {
   static GroupTable* t = [] {
     Recorder::instance();
@@ -168,8 +166,8 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type) {
   static thread_local GroupInfo* last_info = nullptr;
   static thread_local uint64_t last_sweeps = 0;
   static GroupTable& known = groupTable();
-  // A thread may see an old count here, because it missed a sweep. Its group is
-  // alive and was entered before that sweep, so the group's entry still exists.
+  // An old count is harmless: the group is alive, so no sweep has removed its
+  // entry.
   const uint64_t sweeps = known.sweeps.load(std::memory_order_relaxed);
   if (&group == last_group && type == last_type && sweeps == last_sweeps) {
     return *last_info;

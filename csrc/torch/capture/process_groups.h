@@ -1,8 +1,7 @@
-// Ids of process groups, and their description in the trace. A group with one
+// Ids of process groups, and their descriptions in the trace. A group with one
 // backend for CPUs and another for devices ("cpu:gloo, cuda:nccl") counts as
-// two groups. Nothing orders the calls of the two backends, so that each rank
-// may interleave them differently: for example, one thread may save a
-// checkpoint over gloo while the training thread uses NCCL.
+// two groups, because each rank may interleave the calls of the two backends
+// differently.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -27,11 +26,9 @@ struct GroupInfo {
   // Number of collectives issued, recorded or not.
   std::atomic<uint32_t> next_seq{0};
   std::string token; // token of a group without a name; see noteGroupToken
-  // Returns the sequence number of the next message of this rank to or from a
-  // peer, recorded or not. The number is the same on both ranks, because a
-  // pair's messages arrive in order. Returns kNoSeq for messages received after
-  // a recv_any_source, because the sender of such a message is not known when
-  // the receive is issued.
+  // Returns the sequence number of this rank's next message to or from a peer.
+  // The number is the same on both ranks. Returns kNoSeq for messages received
+  // after a recv_any_source, because their senders are unknown.
   uint32_t nextMessage(Op op, int64_t peer);
 
  private:
@@ -41,15 +38,14 @@ struct GroupInfo {
   bool any_source_ = false;
 };
 
-// Returns the entry of a group's backend for calls on a type of device;
-// callable from any thread. The first call for a backend writes its description
-// to the trace; later calls from the same thread cost three comparisons. The
-// reference is valid as long as the group is alive.
+// Returns the entry of the backend that a group uses for a type of device. The
+// first call for a backend writes its description to the trace. The reference
+// is valid while the group is alive. Thread-safe.
 GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type);
 
-// Sets the text by which a group without a c10d name is recognised: the text is
-// the same on all ranks of the group, and different for other groups. Has no
-// effect once the group's description is in the trace.
+// Sets the token that identifies a group without a c10d name. All ranks of the
+// group must use the same token. Has no effect once the group's description is
+// in the trace.
 void noteGroupToken(c10d::ProcessGroup& group, const std::string& token);
 
 } // namespace commprof

@@ -22,31 +22,28 @@ namespace {
 constexpr size_t kMostFrames = 48;
 
 std::atomic<bool> g_enabled{false};
-// Number of operations whose stacks are still to be recorded; negative: no
-// limit.
+// Number of further operations whose stacks are recorded; negative: no limit.
 std::atomic<int64_t> g_left{-1};
 
-// A frame consists of its code object and line: two words that compare fast.
-// References to the code objects of known stacks are never released, so that
-// their addresses are not reused.
+// A frame is a code object and a line. Code objects of known stacks are never
+// released, so that their addresses are not reused.
 using Frames = std::vector<std::pair<PyCodeObject*, int>>;
 
-// This table has its own lock, because free-threaded Python has no GIL. Do not
-// call Python functions while holding this lock: threads that wait for the lock
-// would delay a garbage collection.
+// Has its own lock, because free-threaded Python has no GIL. Code that holds
+// the lock must not call Python: threads that wait for the lock would delay a
+// garbage collection.
 struct Interned {
   std::mutex mutex;
   std::map<Frames, uint32_t> numbers;
 
-  // Returns 0 if the frames are new.
   uint32_t find(const Frames& frames) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto known = numbers.find(frames);
     return known == numbers.end() ? 0 : known->second;
   }
-  // Stores new frames and takes over their references. `json` describes the
-  // frames. Returns the stack's id; `kept` is false if another thread stored
-  // the same frames first.
+  // Stores the frames and returns the stack's id. Sets `kept`: true if the
+  // table now owns the references; false if another thread stored the same
+  // frames first.
   uint32_t keep(const Frames& frames, const std::string& json, bool& kept) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto [place, is_new] =
@@ -103,9 +100,9 @@ std::string describe(const Frames& frames) {
   return json;
 }
 
-// Returns 0 if there are no frames. A thread in which Python never ran has no
-// frames, and must not wait for the GIL: the thread that holds the GIL may be
-// waiting for this thread.
+// Returns 0 if there are no frames. A thread in which Python never ran must not
+// wait for the GIL, because the holder of the GIL may be waiting for this
+// thread.
 uint32_t numberOfCurrentStack() {
   if (PyGILState_GetThisThreadState() == nullptr) {
     return 0;

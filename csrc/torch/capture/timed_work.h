@@ -1,5 +1,5 @@
-// A Work that records for how long wait() blocked the thread or, on a device,
-// the stream. All other calls are forwarded to the backend's Work.
+// A Work that records how long waits block the thread or, on a device, the
+// stream. It forwards all calls to the backend's Work.
 #pragma once
 
 #include <torch/version.h>

@@ -11,9 +11,9 @@ namespace commprof {
 namespace {
 
 #if defined(__GXX_ABI_VERSION)
-// Returns the function that a virtual call of `member` reaches, by the Itanium
-// C++ ABI: a pointer to a virtual member holds the member's offset in the
-// virtual table, plus 1 (on ARM the 1 is stored in the adjustment).
+// Returns the function that a virtual call of `member` runs. In the Itanium C++
+// ABI, a pointer to a virtual member holds the member's offset in the virtual
+// table, plus 1. On ARM, the 1 is in the adjustment instead.
 template <class Class, class Member>
 const void* reached(const Class& object, Member member) {
   struct {
@@ -29,8 +29,6 @@ const void* reached(const Class& object, Member member) {
   return found;
 }
 
-// Returns the address of the guard's isStreamCapturing(); null if this torch
-// has no such function.
 template <class Interface>
 const void* captureFunction(const Interface& guard) {
   if constexpr (requires(c10::Stream s) { guard.isStreamCapturing(s); }) {

@@ -1,4 +1,4 @@
-// Implementation of device/device_timeline.h's Device through c10's generic
+// Implements the Device of device/device_timeline.h with c10's generic
 // interface.
 #pragma once
 
@@ -12,20 +12,20 @@
 
 namespace commprof {
 
-// Priority of commprof's own streams. torch has one pool of streams for each
-// priority. The program's and NCCL's streams come from the first two pools or
-// the last, so that no other code uses streams of this priority.
+// Priority of commprof's own streams. No other code uses streams of this
+// priority: torch has one pool of streams for each priority, and the program
+// and NCCL use other pools.
 inline constexpr int kUnusualPriority = -2;
 
 // A mark on a stream that is captured into a graph would break the capture.
 // Device guards of torch before 2.12 cannot report a capture, but CUDA can. If
-// neither can, no device events are recorded.
+// captures cannot be detected, no device events are recorded.
 template <class Guard>
 inline constexpr bool kGuardReportsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
-// True if a device's own guard implements isStreamCapturing(); the function of
-// torch's base class always returns false. This is determined from the symbol's
-// name; if the name is hidden, the result may be wrongly true.
+// True if a device's own guard implements isStreamCapturing(). The function of
+// torch's base class always returns false. May be wrongly true if the
+// function's symbol is hidden.
 bool implementsCaptureQuery(c10::DeviceType type) noexcept;
 template <class Guard>
 bool isCapturing(const Guard& guard, c10::Stream stream) {
@@ -85,7 +85,7 @@ class C10Device final : public Device {
   }
 
  private:
-  // An event with timing. Timing must be requested with this flag.
+  // An event with timing, which the flag requests.
   struct Timed final : Event {
     c10::Event event;
     explicit Timed(c10::DeviceType type)

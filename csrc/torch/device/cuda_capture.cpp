@@ -9,8 +9,8 @@ namespace commprof {
 namespace {
 
 struct Cuda {
-  // c10::cuda::CUDAStream::stream() const; a CUDAStream holds a c10::Stream and
-  // nothing else.
+  // Type of c10::cuda::CUDAStream::stream(). A CUDAStream consists of one
+  // c10::Stream.
   using HandleOf = void* (*)(const c10::Stream* stream);
   using IsCapturing = int (*)(void* handle, int* status);
   using LastError = int (*)();

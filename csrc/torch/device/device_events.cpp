@@ -27,7 +27,7 @@ constexpr int64_t kCallersStream = INT64_MIN;
 constexpr c10::DeviceIndex kMaxDevices = 64;
 
 struct Entry {
-  C10Device* device; // the timeline owns the device
+  C10Device* device; // owned by the timeline
   DeviceTimeline timeline;
   QueueStreams streams;
   LastAwaited last_awaited;
@@ -39,7 +39,8 @@ struct Entry {
           }
         }) {}
 
-  // Polls at most every kPollEveryNs, since each poll calls the runtime.
+  // Each poll calls the device's runtime, so polls are at least kPollEveryNs
+  // apart.
   void pollNowAndThen() noexcept {
     const uint64_t now_ns = nowNs();
     uint64_t next_ns = next_poll_ns_.load(std::memory_order_relaxed);
@@ -59,7 +60,7 @@ struct Table {
   bool failed[kMaxDevices] = {};
   // Device type of all entries; CPU if there is none yet. Set under the mutex.
   std::atomic<c10::DeviceType> type{c10::DeviceType::CPU};
-  std::atomic<bool> main_is_final{false}; // see noteMain()
+  std::atomic<bool> main_is_final{false};
   ExchangeCaptureMode shield = nullptr;
   // Null if `shield` is null: polls could then break graph captures.
   std::unique_ptr<DevicePoller> poller;
@@ -83,9 +84,9 @@ void pollAll() noexcept {
   }
 }
 
-// Called once per process. Registers an exit handler that ends the poller. Exit
-// handlers run in reverse order of registration, so the poller ends before the
-// handlers of the device's driver run: the driver was loaded earlier.
+// Called once per process. The poller must end before the exit handlers of the
+// device's driver run. Exit handlers run in reverse order of registration, and
+// the driver was loaded earlier.
 void startPollerLocked(Table& t) {
   t.shield = captureShield(t.type);
   if (t.shield != nullptr) {
@@ -95,9 +96,8 @@ void startPollerLocked(Table& t) {
 }
 
 // Steps and phases are marked on the device of the first collective with data.
-// Until such a collective comes, the device of a barrier counts. A barrier may
-// come before the script has chosen its device, and may run on another device
-// than its arguments say.
+// A barrier's device counts only until then, because a barrier may come before
+// the script has chosen its device.
 void noteMain(Entry& entry, Op op) noexcept {
   std::atomic<bool>& is_final = table().main_is_final;
   if (op != Op::kBarrier && !is_final.load() && !is_final.exchange(true)) {
@@ -105,8 +105,8 @@ void noteMain(Entry& entry, Op op) noexcept {
   }
 }
 
-// Why a device has no times, as part of a sentence in the report; null if it
-// has times.
+// Returns the reason why a device has no times, for use in a sentence of the
+// report. Null if the device has times.
 const char* leftOut(c10::DeviceType type) noexcept {
   const char* setting = std::getenv("COMMPROF_DEVICE_EVENTS");
   const std::string_view wanted = setting == nullptr ? "" : setting;
@@ -115,13 +115,13 @@ const char* leftOut(c10::DeviceType type) noexcept {
   }
   if (!kGuardReportsCapture<c10::impl::VirtualGuardImpl> &&
       !cudaReportsCapture(type)) {
-    return "this torch cannot say whether a stream of its device is captured "
-           "into a graph; 2.12 and later can";
+    return "this torch version cannot report whether a stream is captured "
+           "into a graph; torch 2.12 and later can";
   }
   if (wanted != "on" && !implementsCaptureQuery(type)) {
     return "its backend does not say whether a stream is captured into a "
-           "graph; if it never captures, COMMPROF_DEVICE_EVENTS=on records "
-           "times";
+           "graph; if no stream is ever captured, set "
+           "COMMPROF_DEVICE_EVENTS=on to record times";
   }
   return nullptr;
 }
@@ -219,8 +219,6 @@ Entry* entryOf(StreamOrCurrent stream) noexcept {
                                            : table().entries[index].load();
 }
 
-// Notes that all further work of the thread's current stream runs after the
-// collective.
 void noteAwaited(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   try {
     Entry& entry = entryOf(timeline);
@@ -239,8 +237,6 @@ void waitedFor(CollectiveId behind) {
   }
 }
 
-// Returns the timeline on which a wait is marked; null if the wait is not to be
-// marked.
 DeviceTimeline* timelineOfWait(
     StreamOrCurrent stream,
     CollectiveId behind) noexcept {
@@ -301,7 +297,7 @@ DeviceIssue::DeviceIssue(
       finder_ = std::make_unique<StreamFinder>(device);
     }
   } catch (const std::exception&) {
-    // The program gets such an error too, from its own calls.
+    // The program's own calls report the same error.
   }
 }
 
@@ -331,9 +327,8 @@ DeviceOp DeviceIssue::launched() noexcept {
 
 void DeviceIssue::learn(uint64_t queue, std::optional<int64_t> found) noexcept {
   try {
-    // An asynchronous operation that ran on the issuing stream does not tell
-    // which stream its queue uses: the next operation, issued from another
-    // stream, may run elsewhere.
+    // If an asynchronous operation ran on the issuing stream, the queue's
+    // stream is unknown: the next operation may be issued from another stream.
     if (found == caller_) {
       found = in_callers_ ? std::optional(kCallersStream) : std::nullopt;
     }

@@ -1,14 +1,13 @@
-// Times collectives on a device with c10's generic streams and timed events,
-// for device/device_timeline.h. Not specific to CUDA; unused on a CPU.
+// Times collectives on devices, with c10's generic streams and timed events.
+// Not specific to CUDA.
 //
-// For each operation there are marks at its issue on the issuing stream, at its
-// completion, and before and after each wait of a stream for it. The completion
-// is marked on the stream that runs the operation, if the backend shows which
-// one that is (stream_finder.h).
+// An operation is marked at its issue, at its completion, and before and after
+// each wait of a stream for the operation. Its completion is marked only if the
+// backend shows which stream runs the operation (stream_finder.h).
 //
-// A separate thread reads the marks if that cannot break a graph capture
-// (device_poller.h); else they are read when collectives are issued.
-// COMMPROF_DEVICE_EVENTS=off turns all of this off.
+// A separate thread reads the marks (device_poller.h). If that could break a
+// graph capture, the marks are read when collectives are issued.
+// COMMPROF_DEVICE_EVENTS=off disables all marks.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -22,19 +21,20 @@
 
 namespace commprof {
 
-// Returns the calling thread's current device of a type with streams.
+// `type`: a device type with streams. Returns the calling thread's current
+// device.
 c10::Device currentDevice(c10::DeviceType type) noexcept;
 
 // Device and stream of an operation.
 struct DeviceOp {
-  // Null on a CPU; if the device's backend has no timed events or cannot make
-  // streams; for a second type of device; and while the current stream is
-  // captured into a graph, because marks are not allowed in a graph.
+  // Null if nothing is marked: on a CPU, on a device without streams or timed
+  // events, on a second type of device, and while the current stream is
+  // captured into a graph.
   DeviceTimeline* timeline = nullptr;
-  // The operation ran in the caller's own stream: it counts as a wait of this
-  // stream, and no later call waits for it.
+  // True if the operation ran in the caller's own stream. The operation then
+  // counts as a wait of this stream.
   bool in_stream = false;
-  std::optional<int64_t> stream = {}; // where it runs, if its backend showed it
+  std::optional<int64_t> stream = {}; // the operation's stream, if known
   // True if the device is the issuing thread's current device.
   bool is_current = false;
 };
@@ -73,12 +73,12 @@ class DeviceIssue {
 // before anything else is launched.
 void markCompletion(const DeviceOp& on, uint64_t op_id, Op op) noexcept;
 
-// Returns an object that finds the stream of this thread's launches while it
-// lives; null if out of memory.
+// Returns an object that finds the stream on which this thread launches
+// operations. Null if out of memory.
 std::unique_ptr<StreamFinder> findStream(DeviceTimeline& timeline) noexcept;
 
-// Placed around a call that makes the current stream wait for an operation that
-// was not captured into a graph.
+// Placed around a call that makes the current stream wait for an operation. The
+// operation must not be captured into a graph.
 class DeviceWait {
  public:
   DeviceWait(DeviceTimeline* timeline, uint64_t op_id, Op op) noexcept;
@@ -87,7 +87,7 @@ class DeviceWait {
   DeviceWait& operator=(const DeviceWait&) = delete;
 
  private:
-  DeviceTimeline* const timeline_; // null: nothing is marked
+  DeviceTimeline* const timeline_;
   int64_t stream_ = 0;
   DeviceTimeline::Known known_;
   DeviceTimeline::Mark begin_ = DeviceTimeline::kNoMark;
@@ -108,14 +108,12 @@ struct DeviceStream {
 // nullopt: the calling thread's current stream.
 using StreamOrCurrent = std::optional<DeviceStream>;
 
-// Returns the last collective that the stream waited for or ran; none if a
-// StreamWait has waited for this collective since. An event recorded on the
-// stream now comes after this collective.
+// Returns the last collective that the stream ran or waited for. Returns op_id
+// 0 if there is none, or if a StreamWait for the collective began later.
 CollectiveId lastOnStream(StreamOrCurrent stream) noexcept;
 
-// Placed around a call that makes `stream` wait for an event that was recorded
-// after the collective `behind`. Counts only if `stream` is the thread's
-// current stream.
+// Placed around a call that makes `stream` wait for the collective `behind`.
+// Recorded only if `stream` is the thread's current stream.
 class StreamWait {
  public:
   StreamWait(StreamOrCurrent stream, CollectiveId behind) noexcept;

@@ -1,5 +1,5 @@
-// A thread that polls devices. Each poll calls the device's runtime, and this
-// thread spares training threads these calls.
+// A thread that polls devices, so that training threads need not call the
+// device's runtime.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -10,19 +10,17 @@
 
 namespace commprof {
 
-// A poll must not break graph captures of other threads. While a thread
-// captures in the global mode, which is CUDA's default, other threads must not
-// even query an event, unless they have set their own capture mode to relaxed.
-// So a thread that polls sets this mode: it is shielded.
+// While a thread captures a graph in CUDA's default mode, a query of an event
+// by another thread breaks the capture. A thread is shielded if its own capture
+// mode is relaxed: its queries are then harmless.
 
 // The runtime's function that exchanges the calling thread's capture mode, such
-// as cudaThreadExchangeStreamCaptureMode; null if no library in this process
-// has one for the device. Its name begins with torch's name of the device type,
-// or with "hip" if torch's CUDA is HIP.
+// as cudaThreadExchangeStreamCaptureMode. captureShield() returns null if no
+// loaded library has such a function for the device type.
 using ExchangeCaptureMode = int (*)(int* mode);
 ExchangeCaptureMode captureShield(c10::DeviceType type) noexcept;
 
-// Makes the calling thread's calls harmless to captures during its lifetime.
+// Shields the calling thread while this object exists.
 class Shielded {
  public:
   explicit Shielded(ExchangeCaptureMode exchange) noexcept

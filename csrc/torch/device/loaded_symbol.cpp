@@ -11,7 +11,6 @@ namespace commprof {
 
 namespace {
 
-// Libraries whose file names contain one of `parts`.
 struct Libraries {
   const std::initializer_list<const char*> parts;
   std::vector<std::string> paths;

@@ -1,4 +1,4 @@
-// Finds the stream on which a backend runs the operation that a call launches.
+// Finds the stream on which a backend runs an operation.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -11,8 +11,8 @@
 namespace commprof {
 
 // While this object lives, the calling thread appears to be profiled. torch's
-// backends for NCCL and XCCL, and backends modelled on them, then report the
-// operation to the profiler while the stream that runs it is current.
+// backends for NCCL and XCCL, and backends modelled on them, then report each
+// operation to the profiler while the operation's stream is current.
 class StreamFinder {
  public:
   explicit StreamFinder(c10::Device device) noexcept {
@@ -50,8 +50,8 @@ class StreamFinder {
   static std::unique_ptr<at::ObserverContext> began(const at::RecordFunction&) {
     return nullptr;
   }
-  // The profiler's scope of a c10d Work is asynchronous. Other scopes do not
-  // count: any stream may be current when they end.
+  // Only asynchronous scopes count: those of c10d Works. When other scopes end,
+  // any stream may be current.
   static void ended(const at::RecordFunction& what, at::ObserverContext*) {
     Sought& s = sought();
     if (s.active && what.isAsync()) {

@@ -19,16 +19,13 @@ inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
   return uint64_t(group) << 32 | (isPointToPoint(op) ? peer + 1ull : 0);
 }
 
-// The stream on which each queue's operations run, as found at the queue's
-// first operations. The completion of an operation is marked on its stream,
-// which blocks nothing. If the operation's stream were not known, a separate
-// stream would have to wait for the operation before the mark. Such a wait can
-// block other streams, even the program's compute: all streams share CUDA's
-// eight hardware queues. Thread-safe.
+// The stream on which each queue's operations run. An operation is marked on
+// its own stream, because a mark on another stream would need a wait. Such a
+// wait can block other streams: all streams share CUDA's eight hardware queues.
+// Thread-safe.
 class QueueStreams {
  public:
-  // After this many searches in vain, the backend counts as one that does not
-  // show streams.
+  // Number of searches without a result after which the search ends.
   static constexpr int kTries = 3;
 
   struct Known {
@@ -82,7 +79,7 @@ class LastAwaited {
 
  private:
   std::mutex mutex_;
-  std::map<int64_t, CollectiveId> last_; // a device has a few dozen streams
+  std::map<int64_t, CollectiveId> last_;
 };
 
 } // namespace commprof

@@ -17,17 +17,17 @@ struct Slot {
   uint32_t parameter = 0; // index in the model, the same on all ranks
   size_t offset = 0; // within the bucket, in values
   size_t numel = 0;
-  uint32_t rows = 0; // as a matrix: first dimension x all other dimensions
-  uint32_t cols = 0; // 0: a vector or scalar, not for low-rank schemes
+  uint32_t rows = 0; // first dimension
+  uint32_t cols = 0; // product of the other dimensions; 0: a vector or scalar
 };
 
 struct Bucket {
   float* gradient = nullptr; // in: local gradients; out: their mean over ranks
   size_t numel = 0;
   std::span<const Slot> slots; // sorted by offset
-  uint64_t signature = 0; // signatureOf(slots)
+  uint64_t signature = 0;
   uint64_t step = 0; // index of the synchronised step of this model
-  uint32_t index = 0; // index within the step
+  uint32_t index = 0;
 };
 
 // FNV-1a hash of parameters, offsets and shapes. If the hash differs between
@@ -45,35 +45,32 @@ struct Span {
 };
 
 struct BucketReport {
-  // Sorted by begin time. Spans of the same stage do not overlap. If pieces are
-  // pipelined, spans of the exchange overlap those of other stages.
+  // Sorted by begin time. Spans of the same stage do not overlap; spans of
+  // different stages may.
   std::vector<Span> spans;
-  // Size in bytes of this rank's encoded gradients, including the header that
-  // the ranks exchange before them (see Handshake).
+  // Size in bytes of this rank's encoded gradients and of its header (see
+  // Handshake).
   uint64_t payload_bytes = 0;
-  // Bytes that this rank sent to other ranks for this bucket: everything passed
-  // to Transport::exchange(), plus 2 (W - 1) / W of the all-reduced bytes, as
-  // for a ring (the backend may use another algorithm).
+  // Bytes that this rank sent to other ranks. An all-reduce counts as 2 (W - 1)
+  // / W times its bytes, as in a ring of W ranks.
   uint64_t wire_bytes = 0;
-  // True if any rank has non-finite values; the bucket is then NaN on all
+  // True if any rank has non-finite values. The bucket is then NaN on all
   // ranks.
   bool nonfinite = false;
 
-  // Quality of this rank's own contribution as the rank encodes it; an exchange
-  // may round the ranks' sum again, which does not count here. The quality is
-  // measured only in the steps that Options::measure_every selects (it costs
-  // extra passes) and only for lossy codes; otherwise has_quality is false.
+  // Quality of this rank's own encoding. Roundings of the ranks' sum do not
+  // count. Measured only for lossy codes, in the steps that
+  // Options::measure_every selects. False: not measured.
   bool has_quality = false;
   // ||wanted - sent|| / ||wanted||, where wanted = gradient + residual, and
-  // sent is what the encoding of wanted decodes to.
+  // sent = decode(encode(wanted)).
   double relative_error = 0;
   double cosine = 0; // of the angle between wanted and sent
   // ||residual|| / ||gradient|| after run(); 0 without error feedback.
   double residual_ratio = 0;
   uint64_t zeroed = 0; // number of nonzero values sent as zero
-  // Number of values that were sent as less than half of their size because
-  // they exceed the range of their code. Codes that scale by the largest value
-  // have no such values.
+  // Number of values that exceed the range of the code and were sent as less
+  // than half of their size.
   uint64_t saturated = 0;
 };
 

@@ -21,7 +21,6 @@ namespace commprof::compress {
 
 namespace {
 
-// Options with all defaults filled in.
 struct Settings {
   SchemeCode scheme = SchemeCode::kNone;
   SchemeSettings of_scheme;
@@ -32,7 +31,6 @@ struct Settings {
   uint16_t hash = 0; // hash of the options that ranks must agree on
 };
 
-// FNV-1a hash of all values, folded to 16 bits.
 uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
   Fnv1a fnv;
   for (const double value : values) {
@@ -46,7 +44,7 @@ uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
 struct SchemeRow {
   const char* name;
   SchemeCode code;
-  double feedback; // default of error feedback
+  double feedback;
 };
 
 SchemeRow rowOf(const std::string& scheme) {
@@ -100,12 +98,12 @@ std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
   return nullptr;
 }
 
-// Computes the mean of fp32 values with one all-reduce, as DDP does without a
-// hook: divides by the number of ranks first, then sums.
+// Computes the mean with one all-reduce: divides by the number of ranks, then
+// sums, as DDP does without a hook.
 void plainMean(const Bucket& bucket, Channel& channel) {
   {
-    // Divides by multiplying by the reciprocal, as DDP does when it copies into
-    // buckets, so that the results are equal to the bit.
+    // Multiplies by the reciprocal, as DDP does, so that the results are
+    // bitwise equal.
     StageTimer timer(channel.report(), Stage::kEncode);
     const auto factor = float(1.0 / channel.size());
     for (size_t i = 0; i < bucket.numel; ++i) {
@@ -238,8 +236,6 @@ class BucketCompressor : public Compressor {
     return header;
   }
 
-  // Exchanges headers. If any rank has non-finite values, returns false and
-  // makes the bucket NaN.
   bool agree(
       const Bucket& bucket,
       const Header& mine,
@@ -293,9 +289,9 @@ class BucketCompressor : public Compressor {
     }
   }
 
-  // With error feedback, residuals are sent too, so all ranks must first know
-  // that all gradients are finite: they exchange headers for every bucket.
-  // Without error feedback, headers are exchanged only once per signature.
+  // With error feedback, all ranks must know that all gradients are finite
+  // before residuals are sent, so headers are exchanged for every bucket.
+  // Without error feedback, headers are exchanged once per signature.
   void runLossless(
       const Bucket& bucket,
       Channel& channel,
@@ -375,7 +371,7 @@ class BucketCompressor : public Compressor {
   Settings settings_;
   std::unique_ptr<Scheme> scheme_;
   Residuals residuals_;
-  Scratch next_residual_; // swapped with an arena of residuals_
+  Scratch next_residual_;
   SentLog sent_log_;
   Handshake handshake_;
   Quality quality_;

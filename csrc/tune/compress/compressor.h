@@ -1,5 +1,5 @@
-// Compressor of one model: exchanges buckets of local gradients with the other
-// ranks in fewer bytes and leaves the same mean on every rank.
+// Compressor of one model's gradients. The ranks exchange buckets in fewer
+// bytes, and all ranks get the same mean.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,15 @@
 
 namespace commprof::compress {
 
-// Scheme and options as on the command line: "topk" with {"ratio": 0.01}.
-// scheme_table.h lists schemes and options; commprof/tune/compressors has
-// validated the ones given here.
+// Scheme and options, such as "topk" with {"ratio": 0.01}. scheme_table.h lists
+// all schemes and options. commprof/tune/compressors validates them.
 struct Options {
   std::string scheme;
   std::map<std::string, double> values;
   uint64_t seed = 0; // seed of PowerSGD's first Q; the same on all ranks
   uint32_t measure_every = 0; // measure quality in every n-th step; 0: never
-  // Approximate encoded size of a piece: large enough to saturate a link, small
-  // enough that encoding the next piece overlaps with sending.
+  // Approximate encoded size of a piece. Encoding the next piece overlaps with
+  // sending this one.
   size_t piece_bytes = size_t(1) << 20;
 };
 
@@ -54,40 +53,39 @@ class Compressor {
 
   // Exchanges the bucket; blocks. If any rank's gradients are not finite, or
   // exceed 2^80, the bucket becomes NaN on all ranks and all state stays
-  // unchanged. The scheme "none" instead averages such values like all others,
-  // as DDP does. So do the other schemes without error feedback when they do
-  // not compress: before start_step, and for small buckets. After an exception
-  // the bucket is undefined and the compressor must not be used again.
+  // unchanged. The scheme "none" averages such values instead, as DDP does. So
+  // does a scheme without error feedback, for buckets that it does not
+  // compress. If run() throws, the bucket is undefined and the compressor must
+  // not be used again.
   virtual void run(
       const Bucket& bucket,
       Transport& transport,
       BucketReport& report) = 0;
 
-  // Bytes that a rank sends to others for a bucket of these slots, averaged
-  // over ranks, without checksums; see BucketReport::wire_bytes. For "none",
-  // this leaves out the headers: 32 bytes to each other rank, sent only for the
-  // first bucket of each signature.
+  // Average number of bytes that a rank sends to others for a bucket of these
+  // slots, without checksums; see BucketReport::wire_bytes. For "none", headers
+  // do not count.
   virtual uint64_t wireBytes(std::span<const Slot> slots, int world) const = 0;
 
   // Removes and returns this parameter's residual, because another rank of this
-  // host exchanges the parameter in this bucket. Returns an empty vector if
-  // there is none or the gradient is all zero, see residuals.h. Must be called
-  // before the bucket's run(); putBack() restores the residual.
+  // host exchanges the parameter. Returns an empty vector if there is no
+  // residual, or the gradient is all zero (see residuals.h). Call it before the
+  // bucket's run(). putBack() restores the residual.
   virtual std::vector<float> takeResidual(
       const Bucket& bucket,
       const Slot& slot) = 0;
   virtual void putBack(const Slot& slot, std::vector<float> residual) = 0;
 
-  // For use between steps. load() replaces all state; unknown kinds throw.
+  // Call both between steps. load() replaces all state and throws
+  // std::invalid_argument for unknown kinds.
   virtual std::vector<ParameterState> state() const = 0;
   virtual void load(const std::vector<ParameterState>& state) = 0;
 
   // Multiplies the residuals by the factor by which the loss scale changed.
   virtual void scaleResiduals(float factor) = 0;
   // Adds the values that were sent in this step to the residuals again, because
-  // GradScaler skipped the step. Must be called before the next step's first
-  // run(), before or after scaleResiduals(). Does nothing without error
-  // feedback.
+  // GradScaler skipped the step. Call it before the next step's first run().
+  // Does nothing without error feedback.
   virtual void stepSkipped() = 0;
 };
 

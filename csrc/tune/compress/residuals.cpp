@@ -23,7 +23,6 @@ void checkSize(const Slot& slot, size_t numel) {
   }
 }
 
-// Stops at the first part with a nonzero value.
 bool allZero(const float* x, size_t n) {
   constexpr size_t kPart = 4096;
   for (size_t at = 0; at < n; at += kPart) {
@@ -38,7 +37,7 @@ bool allZero(const float* x, size_t n) {
 
 float* Residuals::forBucket(const Bucket& bucket) {
   Arena& arena = arenas_[bucket.signature];
-  if (arena.numel != bucket.numel) { // new
+  if (arena.numel != bucket.numel) {
     std::fill_n(arena.values.reserveFloats(bucket.numel), bucket.numel, 0.0f);
     arena.numel = bucket.numel;
     arena.slots.assign(bucket.slots.begin(), bucket.slots.end());

@@ -1,17 +1,14 @@
 // Error-feedback residuals: for each parameter, the values that lossy codes
-// have not sent yet, in units of this rank's gradients. For speed they are
-// stored in arenas laid out like buckets, one per signature. When DDP rebuilds
-// its buckets, each parameter's residual moves to the arena of its new bucket.
-// Memory: 4 bytes per gradient value, and one spare array with which
-// Residuals::replace() swaps an arena's array. Over several swaps, all of these
-// arrays grow to the size of the largest one.
+// have not sent yet, in units of this rank's gradients. Residuals are stored in
+// arenas that are laid out like buckets. When DDP rebuilds its buckets, each
+// parameter's residual moves to the arena of the new bucket. Memory: about 4
+// bytes per gradient value, and one array for Residuals::replace().
 //
-// Withheld residuals: a parameter that this rank's backward pass did not use
-// has a gradient of zeros in the bucket. If no rank used it, DDP
-// (find_unused_parameters, static_graph) keeps the parameter's .grad and
-// discards the bucket's result, so a residual sent in the bucket would be lost.
-// A rank cannot know in time whether another rank used the parameter. Residuals
-// of parameters whose gradients are all zero are therefore withheld until a
+// A parameter that this rank's backward pass did not use has all-zero gradients
+// in the bucket. If no rank used the parameter, DDP discards the parameter's
+// part of the result, and a residual sent in the bucket would be lost. So
+// residuals of parameters with all-zero gradients are withheld until a step
+// with a nonzero gradient.
 // step with a nonzero gradient.
 #pragma once
 
@@ -30,22 +27,18 @@
 namespace commprof::compress {
 
 // The encoded data that this rank sent in the current step. If GradScaler skips
-// the step, the data returns to the residuals. It takes memory only with error
-// feedback: as much as the payload, which is 1 % of the gradients' size for
-// topk with its default ratio. With two phases, it takes 4 more bytes per value
-// of this rank's chunk; so for int4, it takes 1/8 + 1/W of the gradients' size.
-
+// the step, the data returns to the residuals.
 struct Sent {
   uint64_t signature = 0;
   uint64_t step = 0;
   size_t numel = 0; // number of values in the bucket
   int world = 1;
-  int exponent = 0; // exponent of 16-bit values
+  int exponent = 0;
   size_t trailer = 0; // bytes that the channel appends to each message
   float factor = 1; // product of all later scaleResiduals() factors
   bool lossless = false; // payload is the bucket in fp32
   bool chosen = false; // payload holds topk's chosen values only
-  std::vector<std::byte> payload; // if neither: in the scheme's own format
+  std::vector<std::byte> payload;
   // With two phases: error of the second rounding, which was added to the
   // residual.
   std::vector<float> lost;
@@ -58,7 +51,7 @@ struct Sent {
 
 class SentLog {
  public:
-  // Clears the log if `step` differs from the previous call's.
+  // Clears the log if `step` differs from the `step` of the previous call.
   void beginStep(uint64_t step) {
     if (step != step_) {
       clear();
@@ -90,8 +83,8 @@ class Residuals {
   // non-const call. Throws std::invalid_argument if a loaded residual's size
   // differs from its parameter's.
   float* forBucket(const Bucket& bucket);
-  // Swaps `next` with the arena that forBucket() last returned for this
-  // signature.
+  // Swaps `next` with the memory of this signature's arena. Returns the new
+  // residual.
   float* replace(uint64_t signature, Scratch& next);
 
   // Implements Compressor::takeResidual().
@@ -130,7 +123,8 @@ class Residuals {
   std::map<uint32_t, std::vector<float>> loaded_;
 };
 
-// Sets residuals of all-zero gradients to zero until putBack() or destruction.
+// Sets the residuals of parameters with all-zero gradients to zero, until
+// putBack() or destruction.
 class UnsentResiduals {
  public:
   // `residual` has the bucket's layout; if null, nothing is withheld.

@@ -7,9 +7,10 @@
 namespace commprof::compress {
 
 // X(scheme, code, name, default of error feedback, exchange, meaning). The
-// first 8 letters of a name are unique: a trace keeps no more. The exchange
-// determines the predicted time (docs/compressors.md). Codes are part of the
-// messages between ranks: never renumber. 6 and 8 belonged to removed schemes.
+// first 8 letters of a name must be unique, because a trace keeps only these.
+// The exchange determines the predicted time (docs/compressors.md). Codes are
+// part of the messages between ranks: never renumber. 6 and 8 belonged to
+// removed schemes.
 #define COMMPROF_SCHEMES(X)                                             \
   X(None,                                                               \
     0,                                                                  \

@@ -1,4 +1,4 @@
-// Working memory that is allocated once and reused for every bucket; large new
+// Working memory that is allocated once and reused for every bucket. New
 // allocations would cause page faults at every step.
 #pragma once
 

@@ -13,12 +13,13 @@ const char* levelName(Level level) noexcept; // "scalar", "avx2", "avx512"
 // Levels that this CPU and this build support, lowest first; never empty.
 std::vector<Level> availableLevels();
 
-// The level in use: the highest available one, or the value of the environment
-// variable COMMPROF_SIMD. Throws std::invalid_argument, with the value and the
-// allowed set, if the value is unknown or not available here.
+// The level in use: the value of the environment variable COMMPROF_SIMD, or the
+// highest available level. Throws std::invalid_argument if the variable's value
+// is unknown or not available.
 Level currentLevel();
 
-// Changes the level in use, for tests. Throws as currentLevel().
+// Changes the level in use, for tests. Throws std::invalid_argument if the
+// level is not available.
 void setLevel(Level level);
 
 template <class Table>
@@ -39,10 +40,9 @@ const Table& pickLevel(
 
 } // namespace commprof::kernels
 
-// Dispatch of public kernels to their code for the level in use. A kernel
-// family has one struct of function pointers. The family's *.simd.cpp file is
-// compiled once per level; each compilation defines one object of the struct,
-// in the namespace of the level:
+// Dispatch of kernels to the level in use. A kernel family has one struct of
+// function pointers. The family's *.simd.cpp file is compiled once per level,
+// and defines one object of the struct in each level's namespace:
 //
 //   block_tables.h: struct CastTable { void (*encodeHalf)(...); ... };
 //                   COMMPROF_TABLE(CastTable, castTable);

@@ -46,10 +46,9 @@ int initialThreads() {
 // 0 until the first use.
 std::atomic<int> allowed_threads{0};
 
-// One parallelFor() call, shared by its threads.
 struct Job {
   const detail::Work& work;
-  std::atomic<size_t> next{0}; // first value of the next piece
+  std::atomic<size_t> next{0}; // index at which the next piece begins
   std::fenv_t environment{}; // floating-point environment of the caller
 
   void run() {
@@ -65,12 +64,12 @@ struct Job {
   }
 };
 
-// Threads that wait for jobs until the process ends. run() has one caller at a
-// time.
+// Threads that run jobs and end with the process. Only one thread at a time may
+// call run().
 class Pool {
  public:
-  // Runs a job; does not wait for threads that wake up after all pieces are
-  // taken.
+  // Runs a job. Returns when all pieces are done, even if a helper has not
+  // woken up yet.
   void run(Job& job, int helpers) {
     startUpTo(helpers);
     std::fegetenv(&job.environment);
@@ -89,7 +88,7 @@ class Pool {
   }
 
  private:
-  // If the system cannot start more threads, fewer share the work.
+  // If the system refuses to start a thread, fewer threads share the work.
   void startUpTo(int count) {
     try {
       for (; started_ < count; ++started_) {
@@ -120,18 +119,18 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   Job* job_ = nullptr;
-  int seats_ = 0; // threads that may still join the job
-  int active_ = 0; // threads that are working on the job
-  int started_ = 0; // accessed by run()'s caller only
+  int seats_ = 0; // how many more threads may work on the job
+  int active_ = 0; // how many threads are working on the job
+  int started_ = 0; // number of started threads; only run() uses it
 };
 
 std::atomic<bool> pool_taken{false};
-// Accessed only while pool_taken is held.
+// Accessed only by the thread that has set pool_taken.
 Pool* pool = nullptr;
 Pool* left_behind = nullptr;
 
-// The child has none of the threads and cannot know in which state they were.
-// The old pool stays reachable, so that leak checkers do not report it.
+// A forked child has none of the threads, so it makes a new pool. The old pool
+// stays reachable, so that leak checkers do not report it.
 void afterForkInChild() {
   left_behind = pool;
   pool = nullptr;

@@ -1,6 +1,6 @@
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011): random bits that depend only on key and counter, so
-// that ranks generate the same bits without communication.
+// as 1, 2, 3", SC 2011). The random bits depend only on key and counter, so
+// ranks generate the same bits without communication.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ constexpr PhiloxBlock philox(PhiloxBlock counter, PhiloxKey key) {
   return counter;
 }
 
-// The sequence of random words that belongs to a seed and a counter.
+// A sequence of random words that depends only on a seed and a counter.
 class PhiloxStream {
  public:
   PhiloxStream(uint64_t seed, uint64_t counter)

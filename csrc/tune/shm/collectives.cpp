@@ -10,7 +10,6 @@ namespace commprof::shm {
 
 namespace {
 
-// Fills `in` with pointers into the ranks' slots, at `offset`.
 void slotsAt(
     const Team& team,
     uint32_t half,
@@ -22,10 +21,9 @@ void slotsAt(
   }
 }
 
-// Every rank computes the full reduction itself, with one barrier per block.
-// Blocks use the two halves of a slot in turn. A half is written again two
-// blocks later, after the barrier of the block between them. Ranks reach that
-// barrier only after they have read the half.
+// Every rank computes the full reduction itself. Blocks alternate between the
+// two halves of a slot. So a rank writes a half again only after the next
+// block's barrier, which ranks reach after they have read the half.
 void allReduceDirect(
     Team& team,
     std::byte* data,
@@ -47,7 +45,7 @@ void allReduceDirect(
   }
 }
 
-// A rank's own part of a block of n elements; parts do not share cache lines.
+// The part of a block that a rank reduces. Parts do not share cache lines.
 struct Part {
   size_t begin, end;
 };
@@ -59,11 +57,11 @@ Part partOf(int rank, int size, size_t n) {
 
 // Each rank reduces its part of every block for all ranks. Between two
 // barriers, a rank copies out block b - 1, reduces its part of block b and
-// copies in block b + 1: one barrier per block, plus one. Nothing is
-// overwritten too early: the input of block b + 1 replaces that of b - 1, which
-// all ranks reduced before the last barrier. The result of block b + 1 replaces
-// that of b - 1 after the next barrier; all ranks have copied out the latter by
-// then.
+// copies in block b + 1.
+//
+// The input of block b + 1 replaces the input of block b - 1, which all ranks
+// have read before the last barrier. The result of block b + 1 is written after
+// the next barrier, when all ranks have copied out the result of block b - 1.
 void allReduceShared(
     Team& team,
     std::byte* data,
@@ -113,8 +111,8 @@ void allReduceShared(
   }
 }
 
-// Up to this size, it is faster if every rank computes all sums, with one
-// barrier, than if the ranks divide the work, with two barriers.
+// Up to this size, allReduceDirect() is faster, because it has one barrier
+// less.
 constexpr size_t kDirectBytes = 32 * 1024;
 
 } // namespace

@@ -1,8 +1,8 @@
 // Blocking collectives between the ranks of one host. All ranks of the team
-// call the same collectives in the same order, each rank from one thread at a
-// time. Results are equal to the bit on all ranks and in every run, because
-// sums are taken in rank order. All functions throw TeamError if a rank dies,
-// stops or calls another operation.
+// call the same collectives in the same order. A rank may call them from one
+// thread at a time. Results have the same bits on all ranks and in every run.
+// All functions throw TeamError if a rank dies, stops or calls another
+// operation.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ void allReduce(
 // Copies `root`'s data to all ranks, in place.
 void broadcast(Team& team, std::byte* data, size_t bytes, int root);
 
-// Gathers one part of `bytes` bytes from each rank, in the order of the ranks,
-// into one buffer or into a buffer for each part.
+// Gathers `bytes` bytes from each rank, in the order of the ranks: into one
+// buffer, or into one buffer for each rank.
 void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes);
 void allGather(
     Team& team,
@@ -38,8 +38,8 @@ void allGather(
     size_t bytes);
 
 // `in` has a part of `count` elements for each rank of the team. `out` receives
-// the reduction of this rank's part over the team, and may be the memory of
-// this rank's part of `in`.
+// the reduction of this rank's part over the team. `out` may be this rank's
+// part of `in`.
 void reduceScatter(
     Team& team,
     const std::byte* in,

@@ -31,7 +31,6 @@ namespace {
       ": " + std::strerror(error) + hint);
 }
 
-// Closes the file descriptor on destruction.
 struct File {
   ~File() {
     close(fd);

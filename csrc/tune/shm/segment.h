@@ -1,6 +1,6 @@
-// Memory shared by the ranks of one host: mode 0600, with a random name that is
-// removed as soon as all ranks have mapped it, so that a later crash leaves
-// nothing behind.
+// Memory that the ranks of one host share, with mode 0600. Its random name is
+// removed as soon as all ranks have mapped the memory. So a later crash leaves
+// nothing in /dev/shm.
 #pragma once
 
 #include <sys/types.h>
@@ -13,23 +13,24 @@
 
 namespace commprof::shm {
 
-// Thrown if the host lacks space for the memory or does not allow it. what()
-// contains name, size and advice. The caller continues without shared memory.
+// Thrown if the host has too little shared memory or does not allow it. The
+// caller continues without shared memory.
 class SegmentError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 class Segment {
  public:
-  // Range of bytes of the segment.
+  // A range in bytes.
   struct Range {
     size_t begin = 0;
     size_t end = 0;
   };
 
-  // Create or open a zero-filled segment. `name`: "/commprof-...", for
-  // shm_open. `own`: ranges that this rank writes. They are allocated now, on
-  // this rank's NUMA node, so that a full /dev/shm is detected here.
+  // create() and open() return a zero-filled segment. `name` is a name for
+  // shm_open, such as "/commprof-...". `own` has the ranges that this rank
+  // writes. Their memory is allocated here, on this rank's NUMA node, so that a
+  // full /dev/shm is an error here.
   static Segment create(
       const std::string& name,
       size_t bytes,
@@ -38,16 +39,15 @@ class Segment {
       const std::string& name,
       size_t bytes,
       std::span<const Range> own);
-  // Returns the same mapping again, for ranks that are threads of one process;
-  // it must not outlive `other`.
+  // Returns a second object for the mapping of `other`, for ranks that are
+  // threads of one process. The second object must not outlive `other`.
   static Segment alias(const Segment& other);
-  // Returns a new name with 128 random bits.
   static std::string randomName();
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&&) = delete;
-  // Unmaps; the creator also removes the name. Does nothing in a forked child,
-  // which did not inherit the mapping.
+  // Unmaps the memory. Removes the name if this object created the name. Does
+  // nothing in a forked child, which did not inherit the mapping.
   ~Segment();
 
   std::byte* data() const noexcept {
@@ -56,11 +56,12 @@ class Segment {
   size_t bytes() const noexcept {
     return bytes_;
   }
-  // Maps the pages of all ranks in advance, so that no collective has to (from
-  // Linux 5.14 on). Must be called after all ranks have reserved their pages:
-  // pages that are not reserved yet would be allocated on this rank's node.
+  // Maps the pages of all ranks, so that collectives cause no page faults. Has
+  // no effect before Linux 5.14. Must be called after all ranks have reserved
+  // their pages: other pages would be allocated on this rank's NUMA node.
   void populate() noexcept;
-  // Prevents further opens of the segment. The creator calls it once.
+  // Removes the name if this object created the name. The segment cannot be
+  // opened after that.
   void unlinkName() noexcept;
 
  private:
@@ -70,11 +71,11 @@ class Segment {
         bytes_(bytes),
         owner_(owner),
         pid_(getpid()) {}
-  std::string name_; // empty once unlinked
+  std::string name_;
   std::byte* data_;
   size_t bytes_;
   bool owner_; // true if this object created the name and must remove it
-  bool mapped_ = true; // this object must unmap it
+  bool mapped_ = true; // true if this object must unmap the memory
   pid_t pid_; // id of the process that mapped the segment
 };
 

@@ -9,8 +9,8 @@ namespace commprof::shm {
 
 namespace {
 
-// Slices begin at multiples of this number of elements. So each slice begins on
-// a cache line, for every element type, if the buffer begins on one.
+// Slices begin at multiples of this number of elements. If the buffer begins at
+// a cache line, all slices begin at a cache line.
 constexpr size_t kElementsPerLine = 64;
 
 size_t blocksOf(Slices slices, size_t block) {
@@ -31,7 +31,6 @@ uint64_t bytesOf(Slices slices, size_t width) {
   return bytes;
 }
 
-// Piece of a slice in block `index`.
 Slice pieceOf(const Slice& slice, size_t block, size_t index) {
   const size_t begin = std::min(slice.end, slice.begin + index * block);
   return {begin, std::min(slice.end, begin + block)};
@@ -52,9 +51,9 @@ std::vector<Slice> equalSlices(int owners, size_t count) {
   return slices;
 }
 
-// Uses one barrier per block, like reduceScatter(). Blocks use the two halves
-// of a slot in turn. A half is written again two blocks later, after the next
-// block's barrier: all ranks have read it by then.
+// Blocks alternate between the two halves of a slot. So a rank writes a half
+// again only after the next block's barrier, which ranks reach after they have
+// read the half.
 void reduceToOwners(
     Team& team,
     std::byte* data,
@@ -63,7 +62,7 @@ void reduceToOwners(
     kernels::Reduction reduction,
     const std::optional<Team::Intent>& intent) {
   const size_t width = kernels::elementBytes(element);
-  // Number of elements of each owner's slice in a slot.
+  // Number of elements of one owner's slice that a slot holds.
   const size_t block = std::max<size_t>(
       1,
       team.slotBytes() / slices.size() / width / kElementsPerLine *
@@ -134,9 +133,9 @@ void shareFromOwners(
 
 namespace {
 
-// Size of an owner's part of a chunk: large enough to saturate a link between
-// hosts while the next chunk is summed, small enough that little of the work
-// within the host comes before the first or after the last transfer.
+// Limits for an owner's part of a chunk, in bytes. Longer parts use the link
+// between hosts better. Shorter parts shorten the time before the first
+// transfer and after the last transfer.
 constexpr size_t kLongestPart = size_t(1) << 20;
 constexpr size_t kShortestPart = size_t(1) << 16;
 constexpr size_t kChunksAtLeast = 8;
@@ -171,7 +170,7 @@ std::vector<Slice> chunksOf(size_t count, size_t width, int owners) {
     chunks.push_back({at, end});
     at = end;
   }
-  for (size_t i = ramped; i-- > 0;) { // the initial sizes in reverse order
+  for (size_t i = ramped; i-- > 0;) { // the first sizes, in reverse order
     chunks.push_back({at, at + chunks[i].count()});
     at = chunks.back().end;
   }

@@ -1,11 +1,10 @@
-// The first and last step of an all-reduce whose middle step runs between
-// hosts. The data is divided into slices; each belongs to one of the host's
-// ranks, its owner. First each owner receives the host's sum of its slice, and
-// at the end every rank receives all slices. Between hosts, each owner's
-// connection transfers its slice.
+// Steps within a host of an all-reduce over several hosts. The data is divided
+// into slices. Each slice has an owner, which is a rank of the host. First,
+// each owner receives the host's sum of its slice. Then other code adds up the
+// slices of all hosts. At the end, every rank receives all slices.
 //
-// chunksOf() divides an all-reduce over several hosts into chunks, so that
-// transfers between hosts overlap with the work within each host.
+// chunksOf() divides the data into chunks, so that transfers between hosts
+// overlap with the work within each host.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,6 @@
 
 namespace commprof::shm {
 
-// Range of elements.
 struct Slice {
   size_t begin = 0;
   size_t end = 0;
@@ -27,18 +25,18 @@ struct Slice {
   }
 };
 
-// Slices by owner. The owners are the first ranks of the team. Slices do not
-// overlap, may be empty, and need not cover all data.
+// Slice i belongs to rank i of the team. Slices do not overlap. They may be
+// empty and need not cover all data.
 using Slices = std::span<const Slice>;
 
-// Divides `count` elements into slices as equal as whole cache lines allow; the
-// result is the same on every host with the same number of owners.
+// Divides `count` elements into slices of nearly equal size. The result depends
+// only on the arguments.
 std::vector<Slice> equalSlices(int owners, size_t count);
 
 // Reduces each slice of `data` over the team. The result replaces the slice in
 // the `data` of its owner; everything else in `data` is unchanged.
-// 1 <= slices.size() <= team.size(). Throws TeamError; `intent` describes the
-// enclosing operation, which ranks compare.
+// 1 <= slices.size() <= team.size(). `intent` describes the operation that this
+// step belongs to. Throws TeamError, also if the ranks' intents differ.
 void reduceToOwners(
     Team& team,
     std::byte* data,
@@ -54,10 +52,10 @@ void shareFromOwners(
     Slices slices,
     kernels::Element element);
 
-// Divides elements into chunks, in order and without gaps, the same on every
-// host. `width`: bytes per element. `owners`: number of ranks of a host that
-// each own a part of a chunk. The first and last chunks are shorter, because
-// the link is idle while the first is summed and while the last is shared.
+// Divides `count` elements of `width` bytes into chunks, in order and without
+// gaps. `owners`: number of ranks of a host that own a part of a chunk. The
+// first and last chunks are shorter, because the link is idle while the first
+// chunk is summed and while the last chunk is shared.
 std::vector<Slice> chunksOf(size_t count, size_t width, int owners);
 
 } // namespace commprof::shm

@@ -21,13 +21,14 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLineBytes = 192;
-// Spin iterations before yielding: about as long as a sleep and a wake-up take.
+// Number of spins before the first yield. They take about as long as a sleep
+// and a wake-up.
 constexpr uint32_t kSpins = 1500;
-// Number of yields before sleeping. The kernel may wake a sleeper on its
-// waker's core, where the two then alternate while another core is idle:
-// runnable threads are balanced over the cores, sleeping ones are not.
+// Number of yields before a rank sleeps. Linux may wake a sleeping thread on
+// the core of the thread that wakes it. The two threads would then share one
+// core while another core is idle.
 constexpr uint32_t kYields = 64;
-constexpr size_t kCoreWords = 128; // of 64 cores: Linux has at most 8192 cores
+constexpr size_t kCoreWords = 128; // 64 bits each, for at most 8192 cores
 constexpr auto kRankCheckInterval = std::chrono::milliseconds(50);
 
 using Clock = std::chrono::steady_clock;
@@ -51,7 +52,7 @@ void futexWakeAll(std::atomic<uint32_t>& word) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Identifies the pid namespace: a pid is valid only within its own namespace.
+// Returns a number for the pid namespace. A pid is valid only in its namespace.
 uint64_t pidNamespace() noexcept {
   struct stat status{};
   return stat("/proc/self/ns/pid", &status) == 0 ? uint64_t(status.st_ino) : 0;
@@ -71,9 +72,9 @@ size_t headerBytes(int size) {
 
 // Shared state of the team, initially all zero.
 struct Team::Shared {
-  // Number of ranks at the current barrier.
+  // Number of ranks that have reached the current barrier.
   alignas(64) std::atomic<uint32_t> arrived;
-  // Number of barriers passed; futex.
+  // Number of completed barriers. Ranks sleep on this futex.
   alignas(64) std::atomic<uint32_t> generation;
   alignas(64) std::atomic<uint32_t> sleepers;
   // 0: not broken; 1: broken, reason is being written; 2: reason is complete.
@@ -81,7 +82,6 @@ struct Team::Shared {
   char reason[512];
   std::atomic<uint64_t> cores[kCoreWords]; // bit mask of all ranks' cores
 
-  // Adds the cores that the calling rank may use.
   void addCores() noexcept {
     uint64_t own[kCoreWords] = {};
     if (sched_getaffinity(0, sizeof own, reinterpret_cast<cpu_set_t*>(own)) ==
@@ -105,16 +105,15 @@ struct Team::RankLine {
   std::atomic<uint32_t> barriers;
   int32_t pid;
   uint64_t pid_namespace;
-  Intent intents[2]; // indexed by the barrier's parity
+  Intent intents[2]; // for even and for odd barriers
 };
 
 size_t segmentBytes(int size, size_t slot_bytes) {
   return headerBytes(size) + 2 * size_t(size + 1) * slot_bytes;
 }
 
-// Reserves the memory that this rank writes: its two slots and, in each of the
-// two results, the part that it writes of a block that fills the result. Rank 0
-// also reserves the header.
+// Reserves the memory that this rank writes: its two slots, and its part of
+// each of the two results. Rank 0 also reserves the header.
 Segment Team::reserve(const TeamOptions& options) {
   const size_t bytes = segmentBytes(options.size, options.slot_bytes);
   const size_t header = headerBytes(options.size);
@@ -151,7 +150,7 @@ Team::Team(TeamOptions options, Segment segment)
   try {
     arriveAndWait();
   } catch (const TeamError&) {
-    // The creator may be the missing rank, so this rank removes the name.
+    // Rank 0 may be missing, so this rank removes the name.
     shm_unlink(options_.name.c_str());
     throw;
   }
@@ -200,15 +199,14 @@ void Team::arriveAndWait() {
     throwReason();
   }
   const uint32_t generation = barriers_entered_++;
-  // barriers_reached is stored after all that this rank does for the others, so
-  // that the rank that arrives last counts as missing if it ends or stops
-  // before it releases them.
+  // barriers_reached is stored last. So the rank that arrives last counts as
+  // missing if it dies before it has released the other ranks.
   auto& barriers_reached = line(options_.rank).barriers;
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
     all.arrived.store(0, std::memory_order_relaxed);
-    // Sequentially consistent with the sleeper's increment, so that either this
-    // thread sees the sleeper or the sleeper sees the new generation.
+    // Sequentially consistent: either this thread sees the sleeper, or the
+    // sleeper sees the new generation.
     all.generation.store(barriers_entered_);
     if (all.sleepers.load() != 0) {
       futexWakeAll(all.generation);
@@ -267,7 +265,7 @@ void Team::breakIfRankMissing(uint32_t generation, Clock::time_point deadline) {
     if (late) {
       breakUp(
           rank,
-          "it did not come within " + std::to_string(timeout_ms_.load()) +
+          "it did not take part within " + std::to_string(timeout_ms_.load()) +
               " ms");
     }
   }
@@ -346,8 +344,8 @@ void Team::arriveAndCheck(const Intent& intent) {
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];
     if (other != first) {
-      // Calls that differ may have left ranks with different halves. No rank
-      // reads slots now, so all ranks can begin with the same half again.
+      // After different calls, ranks may use different halves. No rank reads
+      // slots now, so all ranks begin with the same half again.
       half_ = 0;
       throw TeamError(
           "the ranks' calls differ: " + nameOf(0) + " does " + first.text() +

@@ -1,13 +1,8 @@
 // Team: the ranks of one host, which synchronise at barriers in shared memory.
-// Data written before a barrier may be read by all ranks after it. A waiting
-// rank spins briefly and then sleeps on a futex, so that ranks without a core
-// of their own do not take a core from working ranks. If a rank is missing, the
-// others get an error that names it: immediately if its process has ended,
-// otherwise after the timeout. The team is then broken permanently for all
-// ranks.
-//
-// Barriers, intend() and copyBytes() are helpers for collectives: Barriers and
-// intend() check that all ranks call the same operation, copyBytes() copies.
+// Data that is written before a barrier may be read by all ranks after the
+// barrier. If a rank is missing, the other ranks get an error: immediately if
+// the process of the missing rank has ended, otherwise after the timeout. The
+// team is then broken permanently for all ranks.
 #pragma once
 
 #include <atomic>
@@ -35,25 +30,22 @@ struct TeamOptions {
   std::string name; // name of the segment; the same on all ranks
   int rank = 0; // on this host
   int size = 1; // ranks of this host
-  std::vector<int>
-      global_ranks; // by rank on this host: the rank that messages print
-  size_t slot_bytes =
-      0; // size of each rank's part of each buffer half, see Team::slot()
+  // The ranks that messages print, by rank on this host.
+  std::vector<int> global_ranks;
+  size_t slot_bytes = 0; // size of a slot, see Team::slot()
   std::chrono::milliseconds timeout{30000};
 };
 
 class Team {
  public:
-  // Returns a new random name for a segment.
   static std::string makeName() {
     return Segment::randomName();
   }
-  // First step of joining: rank 0 creates the segment, and the other ranks open
-  // it afterwards. The memory of a rank's slots is on the rank's NUMA node.
-  // Throws SegmentError.
+  // First step of joining. Rank 0 creates the segment; the other ranks open it
+  // afterwards. Throws SegmentError.
   static Segment reserve(const TeamOptions& options);
-  // Second step: waits for the other ranks. When the constructor returns on any
-  // rank, all ranks have mapped the segment. Throws TeamError.
+  // Second step: waits until all ranks have mapped the segment. Throws
+  // TeamError.
   Team(TeamOptions options, Segment segment);
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -68,33 +60,31 @@ class Team {
   size_t slotBytes() const noexcept {
     return options_.slot_bytes;
   }
-  // Memory of the collectives, in areas of `slot_bytes`, aligned to 64 bytes:
-  // for each `half` (0 or 1), a slot of each rank and a result that all ranks
-  // share. The collectives define which rank may write where between which
-  // barriers.
+  // Memory of the collectives. For each `half` (0 or 1), every rank has a slot,
+  // and all ranks share a result. Each slot and result has slotBytes() bytes
+  // and is aligned to 64 bytes.
   std::byte* slot(int rank, uint32_t half) const noexcept;
   std::byte* result(uint32_t half) const noexcept;
 
   // Barrier: returns once all ranks have called it. Throws TeamError.
   void arriveAndWait();
 
-  // Description of this rank's next operation, for arriveAndCheck().
+  // Describes a rank's next operation.
   struct Intent {
     char what[40] = ""; // operation, element type, reduction, as words
     uint64_t bytes = 0;
     bool operator==(const Intent&) const = default;
     std::string text() const; // "all_reduce fp32 sum of 12 bytes"
   };
-  // Barrier that also compares intents. If two ranks' intents differ, it throws
-  // TeamError on all ranks; the error names two such ranks and the difference.
-  // The team stays usable afterwards.
+  // Barrier that also compares intents. If the intents of two ranks differ, it
+  // throws TeamError on all ranks. The team stays usable.
   void arriveAndCheck(const Intent& intent);
 
-  // Breaks the team permanently: the other ranks' current or next barrier
-  // throws and names this rank and `why`.
+  // Breaks the team permanently. The other ranks' current or next barrier
+  // throws an error that names this rank and `why`.
   void abandon(const std::string& why) noexcept;
-  // Like abandon(), for a rank that ends without an error: it no longer needs
-  // the others. The other ranks' error says that this rank left.
+  // Like abandon(), for a rank that ends without an error. The other ranks'
+  // error says that this rank left.
   void leave() noexcept;
   bool broken() const noexcept;
 
@@ -102,7 +92,7 @@ class Team {
   void setTimeout(std::chrono::milliseconds timeout) noexcept {
     timeout_ms_.store(timeout.count());
   }
-  // True if waiting begins by spinning, because each rank has a core.
+  // True if waiting ranks spin first, because each rank has a core.
   bool spins() const noexcept {
     return spins_ != 0;
   }
@@ -110,8 +100,8 @@ class Team {
   // Returns the rank that messages print for a rank of this host.
   int globalRank(int rank) const;
 
-  // Returns the half, for slot() and result(), that the next operation uses;
-  // the same on all ranks.
+  // Switches to the other half, for slot() and result(), and returns it. All
+  // ranks get the same half.
   uint32_t nextHalf() noexcept {
     return half_ ^= 1;
   }
@@ -151,7 +141,6 @@ inline void copyBytes(std::byte* to, const std::byte* from, size_t bytes) {
   }
 }
 
-// Makes the intent that ranks compare and that errors contain.
 Team::Intent intend(const std::string& what, uint64_t bytes);
 
 // Name of an operation, for example "all_reduce fp32 sum".

@@ -1,4 +1,4 @@
-// The functions of the profiler's core, which is a module of its own.
+// Access to the functions of the profiler's core, which is a separate module.
 #pragma once
 
 #include "torch/core_functions.h"

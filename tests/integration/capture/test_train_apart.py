@@ -52,11 +52,11 @@ def test_ranks_without_an_exchange_are_told_once_while_they_train(
     result, shown, said = run(tmp_path, kind)
     lines = [line for line in said.splitlines() if "without exchanging their gradients" in line]
     assert len(lines) == 1, said
-    assert "updates of parameters of 49.9 kB" in lines[0]
+    assert "updates of its parameters (49.9 kB) without" in lines[0]
     apart = result["runs"][0]["aggregated_metrics"]["apart"]
     assert (apart["kind"], apart["together"]) == ("nothing", [[0], [1]])
     assert apart["apart_bytes"] == 3 * 4 * (64 * 64 + 64)
-    assert result["verdict"]["headline"].startswith("The 2 ranks train apart: in 60 updates none")
+    assert result["verdict"]["headline"].startswith("The 2 ranks train apart: in 60 updates, no")
     assert "needs no change" not in shown
 
 

@@ -297,7 +297,8 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
     assert result["loss_agreement"]["agrees"]
     text = re.sub(r"\s+", " ", done.stdout)
     assert (
-        "* Loss curves of 1, 8 and 16 ranks agree: in 24 steps, each of the same 64 samples" in text
+        "* Loss curves of 1, 8 and 16 ranks agree: the runs used the same 64 samples per step for "
+        "24 steps" in text
     )
     for run in result["runs"]:
         metrics = run["aggregated_metrics"]

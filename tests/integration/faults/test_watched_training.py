@@ -99,7 +99,10 @@ def test_a_model_that_differs_by_one_bit_is_reported(finished: Finished) -> None
     said = "commprof: after step 24 the model of rank 1 is not bit-identical to "
     assert said in finished.process.stderr
     shown = " ".join(finished.process.stdout.split())
-    found = "the model of rank 1 differed from that of most other ranks, first seen after step 24"
+    found = (
+        "the model of rank 1 differed from the models of most other ranks; the first difference "
+        "was found after step 24"
+    )
     assert found in shown
 
 

@@ -67,4 +67,4 @@ def test_wrong_sums_and_a_diverging_model_are_named(monkeypatch: pytest.MonkeyPa
 def test_a_rank_that_dies_ends_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = outcomes_of("dies", monkeypatch)
     assert [status for status, _ in outcomes.values()] == ["pass", "fail"]
-    assert "aborted, with this error on rank 0" in outcomes["all-reduce"][1]
+    assert "ended with this error on rank 0" in outcomes["all-reduce"][1]

@@ -302,7 +302,7 @@ def test_a_run_in_always_on_mode_is_named_as_one_without_steps(
     (tmp_path / "on" / "rank_0.trace").write_bytes(trace_bytes.trace(block, trace_bytes.end()))
     runs = [str(tmp_path / "on"), full]
     assert main(["compare", *runs]) == 0
-    said = "A was recorded in always-on mode, which keeps no single step; record it in full mode"
+    said = "A was recorded in always-on mode, which does not keep single steps; record it in full"
     assert said in " ".join(capsys.readouterr().out.split())
     assert main(["compare", *runs, "--fail-above", "5%"]) == 2
     assert said in capsys.readouterr().err

@@ -73,7 +73,9 @@ def test_without_operators_of_the_training_thread_nothing_bounds_the_step(tmp_pa
     assert measured.parts.step_ms == pytest.approx(210)
     assert found.bindings[0].part is None
     assert found.bindings[0].largest == ()
-    assert found.headline.startswith("At 2 ranks the mean step takes 210 ms. What bounds it is not")
+    assert found.headline.startswith(
+        "At 2 ranks the mean step takes 210 ms. It is not known which part"
+    )
     text = " ".join((found.headline, *found.sentences, made.following.advice, render(made)))
     assert not [claim for claim in _CLAIMS if claim in text]
     assert made.parts == ()
@@ -170,7 +172,7 @@ def test_repeating_calls_are_no_steps_in_which_a_rank_is_late(
     if named is None:
         for figure in (Figure.LATE, Figure.CHANGE):
             assert measured.evidence.lacking(figure) == "no step is marked"
-        why = "rank 1 caused 100% of the waiting, and no step is marked, so that this may be chance"
+        why = "rank 1 caused 100% of the waiting, but this may be chance, because no step is marked"
         assert f"not known: {why}" in text
         (caveat,) = [caveat for caveat in made.caveats if "No step is marked" in caveat]
         assert f"! {caveat}" in render(made)
@@ -212,6 +214,6 @@ def test_in_few_steps_only_a_rank_that_is_late_in_each_by_about_the_same_is_name
     (measured,) = result.worlds
     assert (measured.lateness.late_rank and measured.lateness.late_rank.rank) == named
     text = " ".join(" ".join((found.headline, *found.sentences, render(made))).split())
-    few = "of the waiting, but 3 steps are too few to tell this from chance; 8 would do"
+    few = "of the waiting, but 3 steps are too few to rule out chance; 8 steps are enough"
     assert (few in text) == (named is None)
     assert "No single rank" not in text

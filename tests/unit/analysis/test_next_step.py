@@ -56,8 +56,7 @@ def test_little_exposed_time_is_not_the_bottleneck() -> None:
 def test_with_much_exposed_time_a_trial_is_advised() -> None:
     found = advised(run(), world(2, collectives=(LARGE,)))
     assert found.advice == (
-        "To measure on the job's own steps whether compression or other buckets would make them "
-        "shorter, type:"
+        "To measure whether compression or other buckets would make the job's steps shorter, type:"
     )
     assert found.command == (
         "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
@@ -72,11 +71,7 @@ def test_if_ranks_wait_for_one_another_balancing_their_work_is_advised_first(
     assert found.advice.startswith(
         "First balance the work of the ranks: they wait for one another during 30% of the step, "
         "and no single rank stands out. "
-        + (
-            "To measure on the job"
-            if tried
-            else "No change to the communication can win that back."
-        )
+        + ("To measure whether" if tried else "No change to the communication can save this time.")
     )
     assert found.command.startswith("commprof run --nproc 2 --trial") is tried
 
@@ -85,7 +80,7 @@ def test_a_trial_leaves_out_a_bucket_cap_above_every_bucket() -> None:
     small = collective(size_bytes=(4, 5 * 2**20))
     found = advised(run(), world(2, collectives=(small,)))
     assert found.advice == (
-        "To measure on the job's own steps whether compression would make them shorter, type:"
+        "To measure whether compression would make the job's steps shorter, type:"
     )
     assert found.command == "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01"
 
@@ -209,7 +204,7 @@ def test_advice_on_the_exchange_comes_before_the_trial(
     found = advised(
         run(), world(2, collectives=(collective(size_bytes=(4, 2**22)),)), exchange=exchange
     )
-    assert found.advice.startswith(first + "To measure on the job")
+    assert found.advice.startswith(first + "To measure whether")
     assert found.command.endswith(f"bucket-cap={cap}" if cap else "ratio=0.01")
 
 
@@ -294,7 +289,7 @@ def test_all_reduces_of_the_script_s_own_hooks_are_no_buckets() -> None:
     step = mean_step(detail(2, backward=50, transfer=30))
     found = exchange(world(2, collectives=rows, no_ddp=NO_DDP), step).small_calls
     assert found is not None
-    assert "let DistributedDataParallel join them into buckets" in found.remedy
+    assert "let DistributedDataParallel join the gradients into buckets" in found.remedy
     hook = "the communication hook own exchanges the gradients instead of DDP's all-reduce"
     of_hook = exchange(world(2, collectives=rows, no_ddp=hook), step).small_calls
     assert of_hook is not None

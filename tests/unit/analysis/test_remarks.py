@@ -146,7 +146,7 @@ def test_a_remark_names_noisy_step_times() -> None:
 def test_steps_of_unequal_size_explain_noise() -> None:
     (remark,) = said(world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(4.0, 16.0)))
     assert remark.endswith(
-        "The steps are not equal: the last of an epoch has 4 samples, others 16."
+        "The steps are not equal: the last step of an epoch has 4 samples, the other steps have 16."
     )
     unknown = world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(math.nan, math.nan))
     assert said(unknown)[0].endswith("of the median step.")
@@ -240,7 +240,7 @@ def test_a_remark_gives_the_error_of_compared_clocks() -> None:
     assert said(world(2, clock_error_us=12.01)) == [
         "Ranks' clocks were compared over the network at 2 ranks: offsets are known to ±13 µs. In "
         "each exposed stretch of communication, the split into waiting and transfer may be off by "
-        "twice that."
+        "twice this error."
     ]
 
 

@@ -62,7 +62,7 @@ def test_communication_that_the_capture_cannot_see_is_reported_as_not_seen(
     details = [detail(2, backward=60)]
     found = verdict(result, details)
     assert found is not None
-    assert ("its communication was not seen" in found.headline) == bool(missing)
+    assert ("its communication was not recorded" in found.headline) == bool(missing)
     assert found.next_step.advice.startswith("Communication is not") == (not missing)
     assert missing in found.next_step.advice
     made = card(result, details, found, Path("r"))
@@ -77,7 +77,7 @@ def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stat
     details = [detail(2, backward=60, wait=1, transfer=1, hidden=5)]
     found = verdict(result, details)
     assert found is not None
-    assert "its communication was not seen" in found.headline
+    assert "its communication was not recorded" in found.headline
     text = " ".join(found.sentences)
     assert "upper bound" not in text
     assert "No single rank" not in text
@@ -194,7 +194,7 @@ def test_the_verdict_says_that_no_forward_pass_was_seen(
     run = run_result(world(2, parts=parts(forward_ms=forward_ms)))
     found = verdict(run, [detail(2, backward=backward)])
     assert found is not None
-    sentence = "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP "
+    sentence = "No forward pass was recorded. Without DDP or FSDP, the forward pass of a model "
     assert any(one.startswith(sentence) for one in found.sentences) == said
 
 

@@ -431,7 +431,7 @@ def test_backward_passes_and_updates_per_step_are_counted() -> None:
 def test_sentences_mention_only_repeated_updates_and_accumulated_passes() -> None:
     assert Repeats().sentences == Repeats(1, 1, 1).sentences == Repeats(2, 2, 2).sentences[1:] == []
     (several,) = Repeats(2, 2, 2).sentences
-    assert several.startswith("A step has 2 optimizer updates, for example of several optimizers;")
+    assert several.startswith("A step has 2 optimizer updates, for example because there are")
     (accumulated,) = Repeats(4, 1, 1).sentences
     assert "4 backward passes before its update: gradients are accumulated" in accumulated
     assert accumulated.endswith("DDP exchanges them in 1 of these 4 passes.")

@@ -55,9 +55,9 @@ def test_the_parts_by_commprof_s_rules_and_by_those_of_the_others(tmp_path: Path
 @pytest.mark.parametrize(
     ("theirs", "rule", "met"),
     [
-        (lens(0.4, 0.2, 0.2, 0.2), "by the same rules", True),
-        (lens(0.5, 0.3, 0.0, 0.2), "by its rules", True),
-        (lens(0.6, 0.2, 0.0, 0.2), "by its rules", False),
+        (lens(0.4, 0.2, 0.2, 0.2), "by commprof's rules", True),
+        (lens(0.5, 0.3, 0.0, 0.2), "by the tool's rules", True),
+        (lens(0.6, 0.2, 0.0, 0.2), "by the tool's rules", False),
     ],
 )
 def test_each_figure_agrees_by_one_of_the_rules(

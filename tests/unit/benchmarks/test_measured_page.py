@@ -96,7 +96,7 @@ def test_a_late_rank_stopped_by_its_host_counts_as_found(tmp_path: Path) -> None
     clean = [{"seed": i, "late": False} for i in range(50)]
     clean[0] |= {"named": 0, "named_phase": "data"}
     text = page(written(tmp_path / "late_rank.jsonl", [*late, *clean]))
-    title = "A late rank, in 50 seeded runs with a late rank and 50 without"
+    title = "50 seeded runs with a late rank, and 50 runs without a late rank"
     assert verdicts(text, title) == ["met", "met", "met"]
     late[0]["named_phase"] = "data"
     text = page(written(tmp_path / "late_rank.jsonl", [*late, *clean]))

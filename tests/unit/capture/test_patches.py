@@ -118,7 +118,7 @@ def test_a_ddp_model_with_its_own_bucket_cap_keeps_it_with_one_message(
     if not (2, 11) <= torch.__version__ < (2, 12):  # DDP of torch 2.11 fails with a cap of 0.
         assert cap_of(bucket_cap_mb=0) == 0
     err = capsys.readouterr().err
-    assert err.count("the script sets bucket_cap_mb=3 for a model, which keeps it") == 1
+    assert err.count("the script sets bucket_cap_mb=3 for a model, and this cap is kept") == 1
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -129,7 +129,7 @@ def test_a_ddp_model_with_a_list_of_bucket_caps_keeps_it_with_a_message(
         pytest.skip("this torch takes no list of caps")
     cap_every_model(2.5)
     assert cap_of(bucket_cap_mb_list=[1, 4]) == 4 << 20
-    assert "sets bucket_cap_mb_list=[1, 4] for a model, which keeps it" in capsys.readouterr().err
+    assert "bucket_cap_mb_list=[1, 4] for a model, and this cap is kept" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -36,7 +36,7 @@ def test_dry_run_of_a_sweep_shows_world_sizes_directories_and_pinning(
     text = dry_run(capsys, *words)
     assert "World sizes: 1, 2, 4, one after the other" in text
     assert "World size 4, strategy ddp: ranks 0 to 3 on this machine" in text
-    assert "they write to: out/world_4" in text
+    assert "the ranks write to: out/world_4" in text
     assert "environment: OMP_NUM_THREADS=1" in text
     assert "pinned (cores):" in text
     assert "rank 0: CPUs" in text
@@ -50,8 +50,8 @@ def test_dry_run_creates_no_result_file(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_dry_run_shows_a_directory_for_each_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "--nproc", "2", "--strategy", "ddp,fsdp", "--output", "out")
-    assert "they write to: out/ddp/world_2" in text
-    assert "they write to: out/fsdp/world_2" in text
+    assert "the ranks write to: out/ddp/world_2" in text
+    assert "the ranks write to: out/fsdp/world_2" in text
 
 
 def test_dry_run_of_a_script_shows_its_command_and_environment(
@@ -61,7 +61,7 @@ def test_dry_run_of_a_script_shows_its_command_and_environment(
     script.write_text("raise SystemExit('started')\n")
     words = ["--nproc", "2", "--threads-per-rank", "3", "--output", "out", "train.py", "--lr", "1"]
     text = dry_run(capsys, *words)
-    assert "each runs: python -u train.py --lr 1" in text
+    assert "each rank runs: python -u train.py --lr 1" in text
     assert f"environment: COMMPROF_OUT={tmp_path}/out/world_2" in " ".join(text.split())
     assert "environment: OMP_NUM_THREADS=3" in text
     assert "not known before it runs" in text

@@ -43,7 +43,7 @@ def test_recording_in_a_sub_interpreter_is_refused_in_one_sentence() -> None:
     assert has_torch == "False"
     for name, line in zip(("profile", "attach", "trial"), refused, strict=True):
         assert line.startswith(f"{name} CommprofError commprof.{name} needs torch")
-        assert "this is a sub-interpreter: train and record in the main one" in line
+        assert "this is a sub-interpreter: train and record in the main interpreter" in line
 
 
 def test_the_interpreter_is_asked_once_although_every_step_looks_up_a_public_name(

@@ -251,4 +251,4 @@ def test_a_rank_without_known_cpus_is_not_pinned(
     boot.pin()
     said = capsys.readouterr().err
     assert said.startswith(f"commprof: COMMPROF_CPUS={value!r} names no CPUs for local rank ")
-    assert said.endswith("; rank not pinned\n")
+    assert said.endswith("; the rank is not pinned\n")

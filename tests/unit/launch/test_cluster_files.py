@@ -211,7 +211,7 @@ def test_manifests_escape_what_kubernetes_would_replace(make: Any) -> None:
         ("slurm", {"script": ("--steps", "5")}, "--steps is not a script, and --workload is not"),
         ("slurm", {"script": ("--workload=mlp", "--nproc=4")}, "--nproc cannot be among"),
         ("k8s", {"name": "1st-run"}, "--name '1st-run' begins with a digit"),
-        ("k8s-pytorchjob", {"name": "2"}, "begin it with a lower-case letter"),
+        ("k8s-pytorchjob", {"name": "2"}, "begin the name with a lower-case letter"),
         ("k8s", {"image": None}, "--image is missing"),
         ("k8s-pytorchjob", {"volume_claim": None}, "--volume-claim is missing"),
     ],

@@ -127,8 +127,8 @@ def test_only_ranks_that_the_waiting_ranks_need_are_accused(
         (
             "all_to_all_single",
             [(64, 64), (64, 64), (64, 80)],
-            ": its ranks send 192 bytes in all and expect 208, so the sizes that some rank gives "
-            "do not fit those of another",
+            ": its ranks send 192 bytes in total, but expect 208 bytes, so the ranks gave sizes "
+            "that do not match",
         ),
         (
             "all_to_all_single",

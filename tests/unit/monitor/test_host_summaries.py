@@ -164,7 +164,7 @@ def test_the_report_command_reads_summaries_while_the_job_runs_and_traces_afterw
     assert main(["report", str(tmp_path), "--all"]) == 0
     text = capsys.readouterr().out
     text = " ".join(text.split())
-    assert "The figures are those that 2 hosts of the job wrote, last 0 to " in text
+    assert "2 hosts of the job wrote these figures 0 to " in text
     assert "still runs" not in text  # The job may have been killed since.
     assert "rank 3 is late" in " ".join(text.split())
     assert not read

@@ -75,7 +75,7 @@ def test_two_ranks_that_differ_are_both_described_and_none_is_accused() -> None:
     assert (hang.kind, hang.accused, hang.waiting) == ("mismatch", (), (0, 1))
     assert hang.sentence == (
         "ranks issued different collectives as collective number 21 of group '0': rank 1 issued a "
-        "barrier where rank 0 issued an all_gather of 8000 bytes as Float; which of them is wrong "
+        "barrier where rank 0 issued an all_gather of 8000 bytes as Float; which rank is wrong "
         "cannot be told (step 3, pending for 9.7 s)"
     )
     assert "network" not in hang.sentence

@@ -163,7 +163,7 @@ def test_times_since_1970_are_read_to_the_ns(scanner: Any) -> None:
             "/device:GPU:0 (NVIDIA A100)",
             "it is a profile of XLA (JAX, TensorFlow), whose processes",
         ),
-        ("MyServer", "it is no trace of torch.profiler: its processes are MyServer"),
+        ("MyServer", "it is not a trace of torch.profiler: its processes are MyServer"),
     ],
 )
 def test_a_trace_of_another_program_is_named(

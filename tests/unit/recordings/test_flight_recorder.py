@@ -66,8 +66,16 @@ def test_many_ranks_are_named_by_ranges(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("of_rank_0", "of_rank_1", "where"),
     [
-        (["send 0->1"], ["recv 1<-0"], "group '1'; which ranks belong to this group is"),
-        (["1", "2"], ["2", "1"], "group '1' and group '2'; which ranks belong to these groups is"),
+        (
+            ["send 0->1"],
+            ["recv 1<-0"],
+            "group '1', but the dumps do not show which ranks belong to this",
+        ),
+        (
+            ["1", "2"],
+            ["2", "1"],
+            "group '1' and group '2', but the dumps do not show which ranks belong to these",
+        ),
     ],
 )
 def test_ranks_that_wait_in_groups_without_a_list_of_ranks_are_told(
@@ -80,8 +88,9 @@ def test_ranks_that_wait_in_groups_without_a_list_of_ranks_are_told(
     ]
     found = diagnosis(write_dumps(tmp_path, *files))
     assert culprits(found) == ("members", [])
-    told = f"Ranks wait in {where} not in the dumps, so whether a rank did not arrive, and which, "
-    assert " ".join(render(found, 100).split("\n")).count(f"{told}cannot be told.") == 1
+    groups = "groups" if where.endswith("these") else "group"
+    told = f"Ranks wait in {where} {groups}. So a rank that did not arrive cannot be named."
+    assert " ".join(render(found, 100).split("\n")).count(told) == 1
 
 
 def _pending(what: str, at: int) -> dict[str, Any]:
@@ -178,7 +187,7 @@ def test_where_a_rank_issued_its_last_call_is_said_of_one_that_did_not_arrive(
         "pending; the last call was barrier at train.py:11"
     )
     assert found.sentence == (
-        "2 other ranks wait for rank 1; whether rank 1 waits in a send or recv cannot be told, "
+        "2 other ranks wait for rank 1; it is not known whether rank 1 waits in a send or recv, "
         "because gloo's dumps hold no messages"
     )
 

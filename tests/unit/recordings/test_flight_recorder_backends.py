@@ -174,7 +174,7 @@ def test_a_mismatch_of_two_ranks_names_both_calls_and_their_lines(tmp_path: Path
     assert found.sentence == (
         "The ranks issued different collectives as number 1 of group '0': rank 1 issued a barrier "
         "(train.py:10) where rank 0 issued an all_gather of 8000 bytes as Float (train.py:8); "
-        "which of them is wrong cannot be told"
+        "which rank is wrong cannot be told"
     )
     assert "network" not in render(found, 100)
 

@@ -43,8 +43,8 @@ def messages(*ops: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("ops", "order"),
     [
-        (("send", "recv"), "each sends before it receives, so let one of them receive first"),
-        (("recv", "send"), "each receives before it sends, so let one of them send first"),
+        (("send", "recv"), "every rank sends before it receives, so let one rank receive first"),
+        (("recv", "send"), "every rank receives before it sends, so let one rank send first"),
     ],
 )
 def test_ranks_that_both_send_first_wait_for_each_other(
@@ -115,8 +115,8 @@ def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
         return
     assert culprits(found) == ("absent", [1])
     assert found.sentence == (
-        "3 other ranks wait for rank 1; whether rank 1 waits for another rank in a message cannot "
-        "be told, because full buffers have dropped what ranks did before"
+        "3 other ranks wait for rank 1; it is not known whether rank 1 waits for another rank in a "
+        "message, because full buffers have dropped earlier records"
     )
     assert found.culprits[0].why == (
         "rank 1 has not begun all_reduce number 4 of group '0' (GROUP_0) (train.py:29); it has 3 "
@@ -193,8 +193,7 @@ def test_roots_and_parts_that_dumps_lack_are_not_called_a_stuck_network_alone(
     )
     assert said("all_to_all", (8, 8), (8, 10)) == (
         "All ranks arrived at all_to_all number 1 of group '0' (GROUP_0) (train.py:10): its ranks "
-        "send 64 bytes in all and expect 72, so the sizes that some rank gives do not fit those of "
-        "another"
+        "send 64 bytes in total, but expect 72 bytes, so the ranks gave sizes that do not match"
     )
 
 

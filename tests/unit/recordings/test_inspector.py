@@ -324,7 +324,7 @@ def test_logs_that_were_split_by_their_size_are_joined(tmp_path: Path) -> None:
     assert split.caveats == whole.caveats
     (caveat,) = (text for text in copied.caveats if "in another log of the same" in text)
     assert caveat.startswith(
-        "left out: 15 logs with dumps that overlap those in another log of the"
+        "left out: 15 logs with dumps that overlap the dumps in another log of"
     )
 
 
@@ -517,7 +517,7 @@ def test_the_processes_of_a_slow_host_are_named_together(
     assert result.slower.longer_s == pytest.approx(0.12, abs=0.01)
     text = " ".join(render(result, 100).split())
     assert text.count("The 8 processes of host host001 make the others wait: ") == 1
-    assert "It is not slow" in text
+    assert "This process is not slow" in text
     assert "No process stands out" not in text
 
 

@@ -103,7 +103,7 @@ def test_results_of_two_clusters_in_one_file_are_not_one_line(
         assert len(read_nccl_tests(path)) == logs
         return
     with pytest.raises(
-        UsageError, match=r"of several sets of hosts; their times differ by a factor"
+        UsageError, match=r"from different sets of hosts: the times differ by a factor"
     ):
         read_nccl_tests(path)
 

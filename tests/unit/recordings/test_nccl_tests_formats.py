@@ -276,7 +276,7 @@ def test_a_lost_line_of_a_rank_is_found(tmp_path: Path, ranks: int) -> None:
     assert log.ranks == ranks
     (said,) = log.remarks
     assert f"name {ranks - 1} ranks, but busbw / algbw = " in said
-    assert said.endswith(f" is that of {ranks} ranks; commprof uses the latter number")
+    assert said.endswith(f" shows {ranks} ranks; commprof uses {ranks} ranks")
     path = tmp_path / "job.out"
     if ranks == 8:
         with pytest.raises(CommprofError, match="does not name the host of every rank"):
@@ -293,7 +293,7 @@ def test_a_line_of_a_rank_without_its_number_sign_counts(tmp_path: Path) -> None
 def test_ranks_follow_from_bandwidths_where_no_rank_is_listed(tmp_path: Path) -> None:
     log = log_of(tmp_path, head("") + table(8))
     assert (log.ranks, log.hosts) == (8, None)
-    assert log.remarks == ("it has no lines `# Rank`; busbw / algbw = 1.75 is that of 8 ranks",)
+    assert log.remarks == ("it has no lines `# Rank`; busbw / algbw = 1.75 shows 8 ranks",)
 
 
 def test_a_log_that_contradicts_itself_is_refused_with_both_figures(tmp_path: Path) -> None:
@@ -319,7 +319,8 @@ def test_ranks_of_a_split_are_those_of_one_group(
 ) -> None:
     groups = len({split(rank) for rank in range(16)})
     said = (
-        f"{groups} groups were measured at the same time; ranks and hosts are those of the first",
+        f"{groups} groups were measured at the same time; the numbers of ranks and hosts are those "
+        "of the first group",
     )
     log = log_of(tmp_path, head(devices(16, group=split)) + table(members))
     assert (log.ranks, log.hosts, log.remarks) == (members, hosts, said)
@@ -579,7 +580,7 @@ def test_processes_that_measured_alone_are_said_to(tmp_path: Path) -> None:
     log = log_of(tmp_path, text)
     assert (log.ranks, log.hosts) == (1, 1)
     (said,) = log.remarks
-    assert said.startswith("2 processes number their ranks from 0, so each measured alone")
+    assert said.startswith("2 processes number their ranks from 0, so each process measured alone")
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_a_timeline_of_unitrace_is_no_trace_of_torch(
     path = tmp_path / "python.7.0.json"
     path.write_text(json.dumps({"traceEvents": [host, event]}))
     assert main(["report", str(path)]) != 0
-    assert "it is no trace of torch.profiler: its processes are RANK 0 HOST<node1>" in (
+    assert "it is not a trace of torch.profiler: its processes are RANK 0 HOST<node1>" in (
         capsys.readouterr().err
     )
     assert main(["fit", str(path), "--output", str(tmp_path / "profile.json")]) != 0

@@ -113,7 +113,7 @@ def test_traces_of_ranks_from_0_on_count_as_all_ranks_and_it_is_said(tmp_path: P
     assert recording is not None
     assert recording.world_size == 2
     assert any(
-        text == f"{NO_SIZE}: the recorded ones count as all of them" for text in recording.problems
+        text == f"{NO_SIZE}: the recorded ranks count as all ranks" for text in recording.problems
     )
 
 

@@ -309,7 +309,7 @@ def test_caveats_name_too_few_cores_only_where_ranks_may_have_waited_for_them() 
     healthy = render(card_of(crowded, sizes=(4,), transfer=4, backward=90))
     said = "! More threads than cores: ranks may have waited for cores while they computed."
     assert said in " ".join(healthy.split())
-    assert "! 4 ranks are not judged: they run more threads than the 2 usable cores." in judged
+    assert "! Runs of 4 ranks are not judged: they need more than the 2 usable cores." in judged
 
 
 def test_the_card_leaves_out_a_stalled_step() -> None:
@@ -324,7 +324,7 @@ def test_the_card_leaves_out_a_stalled_step() -> None:
     assert made.communication.exposed_ms == pytest.approx(10.0)
     text = render(made)
     assert "bound by compute" in text
-    assert "! Left out of the verdict, as it stalled: step 7 (9 s)." in text
+    assert "! Left out of the verdict: stalled step 7 (9 s)." in text
 
 
 def test_incidents_come_before_any_advice_on_the_card() -> None:

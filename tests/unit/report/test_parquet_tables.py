@@ -239,7 +239,7 @@ def test_a_full_disk_leaves_no_part_of_a_table(
         assert main([*words, "--force"]) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "t: File too large; what was written of them is removed" in capsys.readouterr().err
+    assert "t: File too large; the files written so far are removed" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert folder.exists() == existed
 
@@ -263,7 +263,7 @@ def test_a_table_that_cannot_be_replaced_leaves_all_older_tables(
 
     monkeypatch.setattr(os, "replace", fails_late)
     assert main([*words, "--force"]) == 2
-    assert "t: Device or resource busy; what was written of" in capsys.readouterr().err
+    assert "t: Device or resource busy; the files written so far" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == before
 
 

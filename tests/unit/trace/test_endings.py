@@ -135,7 +135,10 @@ def test_a_pause_in_which_native_stacks_were_read_is_not_a_stranger_s(tmp_path: 
 def test_results_of_model_comparisons_are_reported(tmp_path: Path) -> None:
     found = {"every": 10, "checks": 4, "first_step": 19, "ranks": ["1", "3"]}
     (problem,) = rank_problems([trace(tmp_path, more(sync_checks=found), made.end())])
-    said = "model of ranks 1, 3 differed from that of most other ranks, first seen after step 19"
+    said = (
+        "model of ranks 1, 3 differed from the models of most other ranks; the first difference "
+        "was found after step 19"
+    )
     assert said in problem
     (well,) = rank_problems([trace(tmp_path, more(sync_checks={**found, "ranks": []}), made.end())])
     assert well == (

@@ -1,4 +1,4 @@
-"""Changes a script's communication: fewer, joined, simultaneous or moved calls."""
+"""Changes a script's communication: deletes, joins or moves calls, or starts them together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commprof.analysis.causes.edits.syntax import (
     stored_in,
 )
 
-#: Ends the printed line by which a gather runs in some steps only.
+#: Comment on the printed line that lets a gather run in some steps only.
 _IF_UNUSED = "  # if no step in between uses the result"
 
 
@@ -35,7 +35,7 @@ def without_calls(script: Script, lines: list[str], names: tuple[str, ...]) -> s
     )
 
 
-#: If a function calls nothing but these, all that it does is exchange tensors.
+#: A function that calls only these functions does nothing but exchange tensors.
 _EXCHANGES = frozenset(
     {
         *("all_reduce", "get_world_size", "parameters", "named_parameters", "values", "cat"),
@@ -46,15 +46,15 @@ _EXCHANGES = frozenset(
 
 
 def without_exchange(script: Script, line: str, op: str) -> str:
-    """Deletes the call on a line, with the call's loop and the division by the number of ranks.
+    """Deletes the call on a line, with its loop and the division by the number of ranks.
 
-    Empty if other work would be deleted too.
+    Returns "" if other work would be deleted too.
     """
     site = script.at(line, (op,))
     if site is None:
         return ""
     source, loop = site.source, site.loop
-    if op == "broadcast":  # no division belongs to it
+    if op == "broadcast":  # a broadcast needs no division
         whole = loop if loop is not None and loop.body == [site.statement] else site.statement
         return source.deleted([whole]) if site.is_whole and source.is_alone(whole) else ""
     function = innermost(source, site.call)
@@ -70,12 +70,11 @@ def without_exchange(script: Script, line: str, op: str) -> str:
     if any(source.called(call) not in _EXCHANGES for call in calls_in(work)):
         return ""
     if not _is_mean(source, work):
-        return ""  # the call makes sums, not means: without it gradients would be smaller
+        return ""  # the call makes sums: without the call, gradients would be smaller
     return source.deleted([deleted])
 
 
 def _is_mean(source: Source, work: ast.AST) -> bool:
-    """True if the code in ``work`` divides the sum, or asks for the mean."""
     return any(
         isinstance(node, ast.Div)
         or (isinstance(node, ast.Attribute) and node.attr == "AVG")
@@ -87,7 +86,7 @@ def _is_mean(source: Source, work: ast.AST) -> bool:
 def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
     """Makes the gather on a line run in one of ``every`` steps; a comment says when this is right.
 
-    Empty if the step goes on to read what is gathered.
+    Returns "" if the rest of the step reads the gathered values.
     """
     site = script.at(line, names)
     if site is None or not isinstance(site.statement, ast.Expr):
@@ -120,8 +119,7 @@ def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: in
 
 
 def _is_read_later(site: Site, loop: ast.For) -> bool:
-    """True if, after the call of a gather, the loop reads the gather's outputs."""
-    # gather_object and gather name their input first.
+    # The first argument of gather_object and gather is their input.
     position = 1 if site.source.called(site.call).startswith("gather") else 0
     outputs = {
         name for written in site.call.args[position : position + 1] for name in names_in(written)
@@ -211,11 +209,9 @@ def joined_gathers(script: Script, line: str) -> str:
 def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, made: str = "") -> str:
     """Returns code for a list of an argument's values in all rounds of a loop; "" if impossible.
 
-    It is impossible if the loop itself makes the argument, or if statements before the call use
-    the loop's variable: they may change the argument, or skip the call. Statements after the call
-    do not matter, because the next round sets the variable anew.
-
-    ``made``: name of the call's outputs, which the loop may make before the call.
+    It is impossible if the loop itself makes the argument. It is also impossible if statements
+    before the call use the loop's variable, because they may change the argument or skip the call.
+    Only statements that make the call's outputs, named ``made``, are allowed there.
     """
     targets = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
     if names_in(argument) & stored_in(*loop.body) - targets or not names_in(argument) & targets:
@@ -239,7 +235,7 @@ def _is_guarded(site: Site) -> bool:
 
 
 def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
-    """Issues all calls of a loop before waiting for the first."""
+    """Issues all calls of a loop before waiting for the first call."""
     site = script.at(line, names)
     if site is None or site.loop is None or not site.is_whole or _is_guarded(site):
         return ""
@@ -269,8 +265,8 @@ def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
 def moved_to_device(script: Script, line: str) -> str:
     """Adds, before a call, a line that moves the call's tensor to the GPU.
 
-    Empty unless the tensor is the result of a call in the same function as ``line``: otherwise
-    other names may refer to it.
+    Returns "" unless the tensor is the result of a call in the same function. Other names may refer
+    to any other tensor.
     """
     site = script.at(line)
     if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):

@@ -9,12 +9,13 @@ from commprof.analysis.causes.edits.syntax import calls_in, innermost
 
 DDP = ("DistributedDataParallel",)
 FSDP1 = ("FullyShardedDataParallel",)
-#: Optimizers of torch; their first argument, ``model.parameters()``, shows which is the model.
+#: Optimizers of torch. The first argument of an optimizer, ``model.parameters()``, shows which
+#: variable is the model.
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Muon")
 
 
 def with_settings(script: Script, names: tuple[str, ...], **settings: object) -> str:
-    """Gives these keyword arguments to the script's only call of one of these functions."""
+    """Sets keyword arguments in the script's only call of one of these functions."""
     site = script.only(*names)
     return site.source.with_settings(site.call, settings) if site is not None else ""
 
@@ -23,8 +24,8 @@ def sharded_model(script: Script) -> str:
     """Returns the name of the whole sharded model; empty if it is not known.
 
     This is the variable to which FSDP1's wrapper, or the last ``fully_shard`` outside of loops, is
-    assigned. If the latter is not assigned, it is the argument of this ``fully_shard``, unless the
-    argument contains a call, which would make another model.
+    assigned. If ``fully_shard`` is not assigned, its argument is the model, unless the argument
+    contains a call.
     """
     if name := script.model(*FSDP1):
         return name
@@ -59,7 +60,7 @@ def after_sharding(script: Script, call: str) -> str:
 def wrapped_model(script: Script) -> str:
     """Wraps the model by DDP before its optimizer is made.
 
-    If the script makes a wrapper but calls its ``module``, the wrapper is called instead.
+    If the script has a wrapper but calls the wrapper's ``module``, the change calls the wrapper.
     """
     if name := script.model(*DDP):
         return _not_the_inner(script, name)
@@ -79,7 +80,7 @@ def wrapped_model(script: Script) -> str:
         site.source.called(call) == "backward" for call in calls_in(function)
     )
     if isinstance(node, ast.Name) and not trains:
-        return ""  # the model may have another name elsewhere
+        return ""  # outside of this function, the model may have another name
     if not site.source.is_alone(site.statement):
         return ""
     code = f"{model} = torch.nn.parallel.DistributedDataParallel({model})"
@@ -107,7 +108,7 @@ def _results(value: ast.expr) -> list[ast.expr]:
 
 
 def followed(site: Site, code: str) -> str:
-    """Adds lines after the statement of a call; "" if the statement cannot be written anew."""
+    """Adds lines after the statement of a call; "" if the statement cannot be indented anew."""
     first, last = site.source.span(site.statement)
     call = site.source.code(first, last)
     return site.source.edit("in place of", first, last, f"{call}\n{code}") if call else ""

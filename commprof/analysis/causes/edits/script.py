@@ -1,7 +1,7 @@
-"""Statements of the training script, so that a fix can show the script's own lines and names.
+"""Reads the training script, so that a fix can show the script's own lines and names.
 
-The files are read when a report is made. One that was changed after the recording began is left
-out: its lines are no longer those that ran.
+The files are read when a report is made. A file that was changed after the recording began is left
+out, because other lines may have run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from pathlib import Path
 
 from commprof.trace.reader import Trace
 
-#: Parts of the paths of files that are not the user's.
+#: Paths with one of these parts belong to installed packages or to Python.
 _OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _COMMPROF = Path(__file__).parents[3]
-#: Largest number of columns of a line of a fix.
 _WIDTH = 78
-#: A call with more positional arguments is not changed: they may be settings that a fix sets.
+#: A call with more positional arguments is not changed, because the others may be settings.
 _POSITIONAL = 2
-#: A file with more bytes than this is no training script.
 _MOST_BYTES = 2**20
 
 
@@ -49,11 +47,11 @@ class Source:
     @cached_property
     def lines(self) -> list[str]:
         """The lines of the file."""
-        return self.text.split("\n")  # lines as ast counts them: a form feed ends no line
+        return self.text.split("\n")  # as ast counts lines: a form feed does not end a line
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """By node: the node directly around it."""
+        """The parent of each node."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -67,7 +65,7 @@ class Source:
         }
 
     def unused(self, *names: str) -> tuple[str, ...]:
-        """Returns names that the file does not use: the given ones, with underscores if needed."""
+        """Returns the given names, with underscores added to names that the file uses."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         free = []
         for name in names:
@@ -77,10 +75,7 @@ class Source:
         return tuple(free)
 
     def imported_files(self) -> Iterator[Path]:
-        """Yields the user's own files that this file imports, without those of installed packages.
-
-        A module is looked for in the folder of this file and in those around it.
-        """
+        """Yields the files that this file imports from its own folder or a folder around it."""
         folders = self.path.parents
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -98,31 +93,31 @@ class Source:
                     yield from (file for file in files if file.is_file())
 
     def calls(self) -> Iterator[ast.Call]:
-        """Yields all calls."""
+        """Yields all calls in the file."""
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
 
     def called(self, call: ast.Call) -> str:
-        """The last part of the called name: "all_reduce" for ``dist.all_reduce(x)``."""
+        """Returns the last part of the called name: "all_reduce" for ``dist.all_reduce(x)``."""
         if isinstance(call.func, ast.Attribute):
             return call.func.attr
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         return self.original_names.get(name, name)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yields the nodes around a node, innermost first, up to its function."""
+        """Yields the nodes around a node, innermost first, up to the node's function."""
         outer = self.parents.get(node)
         while outer is not None and not isinstance(outer, ast.FunctionDef | ast.Lambda):
             yield outer
             outer = self.parents.get(outer)
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that holds a node."""
+        """Returns the innermost statement that holds a node."""
         while not isinstance(node, ast.stmt):
             node = self.parents[node]
         return node
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node.
+        """Returns the text of a node.
 
         Unlike ``ast.get_source_segment``, it does not split the whole file into lines each time.
         """
@@ -154,7 +149,7 @@ class Source:
 
     @cached_property
     def lines_of_text(self) -> frozenset[int]:
-        """Lines that begin within a string: their indentation is a part of its text."""
+        """Lines that begin inside a string, so that their indentation is part of the string."""
         begins: list[int] = []
         inside: set[int] = set()
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
@@ -168,13 +163,13 @@ class Source:
         return frozenset(inside)
 
     def can_be_indented(self, first: int, last: int) -> bool:
-        """True if another indentation of these lines would change no string of the script."""
+        """True if these lines can be indented differently without changing a string."""
         return self.lines_of_text.isdisjoint(range(first, last + 1))
 
     def code(self, first: int, last: int) -> str:
-        """These lines without the indentation of the first line.
+        """Returns these lines without the indentation of the first line.
 
-        "" if their indentation cannot be changed.
+        Returns "" if their indentation cannot be changed.
         """
         if not self.can_be_indented(first, last):
             return ""
@@ -184,7 +179,7 @@ class Source:
         return "\n".join(line[min(depth, len(line) - len(line.lstrip())) :] for line in lines)
 
     def edit(self, verb: str, first: int, last: int, code: str = "") -> str:
-        """One change: a comment that says where, then the lines to write.
+        """Returns a change: a comment that names the place, then the lines to write.
 
         Args:
             verb: "in place of", "before" or "delete".
@@ -196,11 +191,11 @@ class Source:
         return f"# {verb} {self.path.name}:{where}" + f"\n{code}" * bool(code)
 
     def before(self, statement: ast.stmt, code: str) -> str:
-        """Lines to write before a statement."""
+        """Returns the change that writes lines before a statement."""
         return self.edit("before", statement.lineno, statement.lineno, code)
 
     def deleted(self, statements: Sequence[ast.stmt]) -> str:
-        """Deletes statements; a body that would be empty gets ``pass``."""
+        """Returns the change that deletes statements; an empty body gets ``pass``."""
         changes = []
         for statement in statements:
             body = self.body(statement)
@@ -212,7 +207,7 @@ class Source:
         return "\n".join(changes)
 
     def with_first(self, call: ast.Call, first: str) -> str:
-        """The text of a call with another first argument."""
+        """Returns the text of a call with another first argument."""
         texts = [first, *(self.segment(argument) for argument in call.args[1:])]
         for keyword in call.keywords:
             name = f"{keyword.arg}=" if keyword.arg else "**"
@@ -222,9 +217,7 @@ class Source:
     def with_settings(self, call: ast.Call, settings: Mapping[str, object]) -> str:
         """Returns the change that gives a call these keyword arguments; "" if impossible.
 
-        Args:
-            call: the call.
-            settings: the keyword arguments with their values; the call's others stay.
+        Other arguments of the call stay.
         """
         if len(call.args) > _POSITIONAL:
             return ""
@@ -243,7 +236,7 @@ class Source:
         first, last = self.span(statement)
         name, was = self.segment(call.func), self.segment(call)
         before = "\n".join(self.lines[first - 1 : last])
-        if was not in before:  # the call is in a decorator, or in a body on the line of its head
+        if was not in before:  # for example, the call is in a decorator
             return ""
         line = textwrap.dedent(before.replace(was, f"{name}({', '.join(texts)})", 1))
         if max(map(len, line.split("\n"))) > _WIDTH:
@@ -278,7 +271,7 @@ class Site:
         return is_call and self.source.is_alone(statement)
 
     def values(self, setting: str) -> list[str]:
-        """The text of a keyword argument's value; empty if the call does not have the argument."""
+        """The text of a keyword argument's value; empty if the call lacks the argument."""
         keywords = self.call.keywords
         return [self.source.segment(word.value) for word in keywords if word.arg == setting]
 
@@ -290,7 +283,7 @@ class Site:
 
     @property
     def target(self) -> str:
-        """The variable to which the call is assigned; empty if there is none, or several."""
+        """The variable to which the call is assigned; empty if there is not exactly one."""
         statement = self.statement
         if not isinstance(statement, ast.Assign) or statement.value is not self.call:
             return ""
@@ -307,13 +300,13 @@ class Script:
 
     @cached_property
     def has_unread_imports(self) -> bool:
-        """True if these files import files of the user's that are not among ``sources``."""
+        """True if these files import other files of the user's, which are not in ``sources``."""
         read = {source.path for source in self.sources}
         imported = (file for source in self.sources for file in source.imported_files())
         return any(file not in read and _is_of_user(file) for file in imported)
 
     def places(self, *names: str) -> list[Site]:
-        """All calls of a function or class by one of these names."""
+        """Returns all calls of a function or class with one of these names."""
         return [
             Site(source, call)
             for source in self.sources
@@ -322,7 +315,7 @@ class Script:
         ]
 
     def sets(self, argument: str) -> bool:
-        """True if a call passes an argument by this name, with another value than False."""
+        """True if a call passes a keyword argument of this name, with another value than False."""
         calls = (call for source in self.sources for call in source.calls())
         return any(
             keyword.arg == argument and getattr(keyword.value, "value", True) is not False
@@ -331,10 +324,10 @@ class Script:
         )
 
     def only(self, *names: str) -> Site | None:
-        """The only call of a function or class by one of these names; None for no or several calls.
+        """Returns the only call of a function or class with one of these names; else None.
 
-        Of several calls, only those in recorded stacks count; if none is in a stack, only those in
-        the first file. None too if the call's lines cannot be indented anew.
+        Of several calls, only those in recorded stacks count. If none is in a recorded stack, only
+        those in the first file count. None too if the lines of the call cannot be indented anew.
         """
         sites = self.places(*names)
         if len(sites) > 1:
@@ -349,10 +342,10 @@ class Script:
         return any((path, number) in self.ran for number in lines)
 
     def at(self, line: str, names: Sequence[str] = ()) -> Site | None:
-        """The call, on the line "FILE:LINE NAME", of a function with one of ``names``.
+        """Returns the only call, on the line "FILE:LINE NAME", of a function with one of ``names``.
 
-        If ``names`` is empty, the function may have any name. None if there is no such call, or
-        several, or if its lines cannot be indented anew.
+        If ``names`` is empty, the function may have any name. None if there is not exactly one such
+        call, or if its lines cannot be indented anew.
         """
         path, _, number = line.partition(" ")[0].rpartition(":")
         source = next((source for source in self.sources if str(source.path) == path), None)
@@ -368,13 +361,13 @@ class Script:
         return sites[0] if len(sites) == 1 and sites[0].can_be_written else None
 
     def model(self, *wrappers: str) -> str:
-        """Variable to which the only call of one of these wrapper classes is assigned; else ""."""
+        """Returns the variable to which the only call of these wrappers is assigned; else ""."""
         site = self.only(*wrappers)
         return site.target if site is not None else ""
 
 
 def script_of(trace: Trace) -> Script:
-    """Reads the files of a recording's script: the one that was run, and files in its stacks."""
+    """Reads the files of a recording's script: the file that was run, and files in its stacks."""
     ran = set()
     for frame in {frame for frames in trace.stacks.values() for frame in frames}:
         file, _, number = frame.partition(" ")[0].rpartition(":")
@@ -394,9 +387,10 @@ def script_of(trace: Trace) -> Script:
 
 
 def _source(path: Path, begin_ns: int) -> Source | None:
-    """Reads a file of the script; None for a file of a library, a changed or an unreadable one.
+    """Reads a file of the script; None if the file is not the user's or cannot be read.
 
-    ``begin_ns``: begin of the recording in ns since the epoch; a file changed later is left out.
+    None too if the file was changed after ``begin_ns``, the begin of the recording in ns since the
+    epoch.
     """
     if path.suffix != ".py" or not _is_of_user(path):
         return None
@@ -411,7 +405,6 @@ def _source(path: Path, begin_ns: int) -> Source | None:
 
 
 def _is_of_user(path: Path) -> bool:
-    """False for files of installed packages, of Python and of commprof."""
     text = str(path)
     is_installed = any(part in text for part in _OF_OTHERS)
     return not is_installed and not path.is_relative_to(_COMMPROF)

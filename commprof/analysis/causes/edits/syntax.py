@@ -1,4 +1,4 @@
-"""Answers questions about the syntax of a training script: loops, functions, names, and steps."""
+"""Finds loops, functions, names and calls in the syntax tree of a training script."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import ast
 
 from commprof.analysis.causes.edits.script import Site, Source
 
-#: The characters by which printed code is indented.
 INDENT = "    "
-#: Names that scripts give to the index of a step.
 _STEP_NAMES = {
     *("step", "i", "it", "iteration", "batch_idx", "batch_index", "idx", "index", "global_step"),
 }
 
 
 def names_in(*nodes: ast.AST) -> set[str]:
-    """Returns the variables that these nodes name."""
+    """Returns the names of all variables in these nodes."""
     return {
         element.id for node in nodes for element in ast.walk(node) if isinstance(element, ast.Name)
     }
 
 
 def stored_in(*nodes: ast.AST) -> set[str]:
-    """Returns the variables to which these nodes assign."""
+    """Returns the names of all variables to which these nodes assign."""
     return {
         element.id
         for node in nodes
@@ -37,7 +35,10 @@ def calls_in(node: ast.AST) -> list[ast.Call]:
 
 
 def innermost(source: Source, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
-    """Returns the innermost function, or node of ``kinds``, around a node; None at the top."""
+    """Returns the innermost node of ``kinds`` around a node; None if there is none.
+
+    Without ``kinds``, looks for a function.
+    """
     outer = source.parents.get(node)
     while outer is not None and not isinstance(
         outer, kinds or (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -47,10 +48,10 @@ def innermost(source: Source, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST |
 
 
 def is_defined_at(source: Source, node: ast.AST, model: str) -> bool:
-    """True if the name ``model`` is bound where the node stands.
+    """True if the variable ``model`` is defined where the node stands.
 
-    A name is bound there if it is assigned at module level or in the same function, or if it is
-    a parameter of that function; ``self.NAME`` must be assigned in the same class.
+    The variable must be assigned at module level or in the node's function, or be a parameter of
+    that function. ``self.NAME`` must be assigned in the node's class.
     """
     made = [
         target
@@ -72,18 +73,18 @@ def is_defined_at(source: Source, node: ast.AST, model: str) -> bool:
 
 
 def shares_lines(loop: ast.For) -> bool:
-    """True if a loop's body stands on the line of its head."""
+    """True for a loop in one line, such as ``for x in y: f(x)``."""
     return loop.body[0].lineno <= (loop.iter.end_lineno or loop.lineno)
 
 
 def indent_of(source: Source, loop: ast.For) -> str:
-    """Returns the characters by which the script indents the body of a loop."""
+    """Returns the indentation of a loop's body, relative to the loop."""
     line = source.lines[loop.body[0].lineno - 1]
     return line[loop.col_offset : len(line) - len(line.lstrip())]
 
 
 def updates(source: Source) -> list[ast.Call]:
-    """Returns the calls of ``step``, except for those of a scheduler of the learning rate."""
+    """Returns the calls of ``step``, except those of learning-rate schedulers."""
     return [
         call
         for call in source.calls()
@@ -92,10 +93,11 @@ def updates(source: Source) -> list[ast.Call]:
 
 
 def step_loop(site: Site) -> ast.For | None:
-    """Returns the loop over training steps around a call: the innermost with an optimizer's update.
+    """Returns the loop over training steps around a call.
 
-    If no loop around the call holds an update, returns the only loop around the call; None if
-    there are several. None too if the loop is no ``for`` loop.
+    This is the innermost loop that contains an optimizer's update. If no loop contains an update,
+    it is the only loop around the call. Returns None if there are several loops, or if the loop is
+    not a ``for`` loop.
     """
     source = site.source
     optimizer_steps = updates(source)
@@ -114,7 +116,7 @@ def step_loop(site: Site) -> ast.For | None:
 
 
 def step_name(source: Source, loop: ast.For) -> str:
-    """Returns the variable that numbers the rounds of a loop; empty if there is none."""
+    """Returns the variable that counts the rounds of a loop; empty if there is none."""
     target, numbered = loop.target, loop.iter
     called = source.called(numbered) if isinstance(numbered, ast.Call) else ""
     if called == "enumerate" and isinstance(target, ast.Tuple):

@@ -1,4 +1,4 @@
-"""Changes the training loop: its micro batches, and lines before, in and around the loop."""
+"""Edits the training loop of a script."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from commprof.analysis.causes.edits.syntax import (
 
 
 def last_pass_only(script: Script, model: str, setter: str = "") -> str:
-    """Changes the loop over micro batches: only its last pass exchanges gradients.
+    """Edits the loop over micro batches so that only the last pass exchanges gradients.
 
     Args:
         script: the script.
         model: name of the wrapped model.
-        setter: method of an FSDP2 model to call with True before the last pass and with False
-            before the others. It may also be a method that lets only the last pass free the
-            gathered weights. "" to run the other passes in ``no_sync``.
+        setter: method of an FSDP2 model to call before each pass: with True before the last pass,
+            else with False. "" to run all other passes in ``no_sync``.
     """
     site = script.only("backward")
     if not model or site is None or (loop := site.loop) is None:
@@ -43,13 +42,13 @@ def last_pass_only(script: Script, model: str, setter: str = "") -> str:
         if innermost(source, call) is innermost(source, loop)
         and call.lineno > (loop.end_lineno or loop.lineno)
     ]
-    if not inside:  # the update may be in a function that the loop calls
+    if not inside:
         return _of_inner_loop(source, loop, model, setter) if after else ""
     if any(
         source.segment(late.func) == source.segment(call.func) for late in after for call in inside
     ):
-        # The update after the loop uses the gradients of the passes since the last update in the
-        # loop. If only passes before updates in the loop exchanged, these passes would not.
+        # This optimizer also updates after the loop, for the last micro batches. After the edit,
+        # the passes of those micro batches would not exchange gradients.
         return ""
     guard = next((node for node in loop.body if isinstance(node, ast.If)), None)
     holds = guard is not None and all(
@@ -93,7 +92,6 @@ def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: str) -> st
 
 
 def _contextlib(source: Source) -> str:
-    """Returns the import of contextlib, or "" if the file has it."""
     imported = any(
         isinstance(node, ast.Import) and any(name.name == "contextlib" for name in node.names)
         for node in ast.walk(source.tree)
@@ -102,7 +100,6 @@ def _contextlib(source: Source) -> str:
 
 
 def _names_sync(node: ast.With, source: Source) -> bool:
-    """True for a ``with`` statement that calls ``no_sync``."""
     return any(
         isinstance(element, ast.Call) and source.called(element) == "no_sync"
         for item in node.items
@@ -113,7 +110,7 @@ def _names_sync(node: ast.With, source: Source) -> bool:
 def _until_update(
     source: Source, loop: ast.For, guard: ast.If, site: Site, model: str, setter: str
 ) -> str:
-    """Changes a loop that updates after some passes: only the pass before an update exchanges."""
+    """Edits a loop in which the ``if`` statement ``guard`` contains the update."""
     row = loop.body.index(guard)
     before = loop.body[:row]
     passed = any(node is site.statement for element in before for node in ast.walk(element))
@@ -140,7 +137,7 @@ def _until_update(
 
 
 def before_training(script: Script, code: str, model: str) -> str:
-    """Adds lines before the outermost loop that trains; "" if ``model`` is not defined there."""
+    """Adds lines before the outermost training loop; "" if ``model`` is not defined there."""
     site = script.only("backward")
     if site is None:
         return ""
@@ -151,12 +148,13 @@ def before_training(script: Script, code: str, model: str) -> str:
 
 
 def in_training(script: Script, before: str, inside: str) -> str:
-    """Adds lines before the outermost loop that trains, and others with which each step begins.
+    """Adds lines before the outermost training loop and at the start of each step.
 
     Args:
         script: the script.
-        before: lines before the loop.
-        inside: first lines of each step; STEP in them stands for the step's number.
+        before: lines to add before the loop.
+        inside: lines to add at the start of each step. STEP in these lines stands for the step's
+            number.
     """
     site = script.only("backward")
     if site is None:
@@ -179,7 +177,7 @@ def in_training(script: Script, before: str, inside: str) -> str:
 def around_training(script: Script, head: str, model: str) -> str:
     """Puts the loop over steps into a ``with`` statement.
 
-    Not the loop over epochs, because an epoch may do more than train.
+    A loop over epochs stays outside of the statement, because an epoch may do more than train.
     """
     site = script.only("backward")
     loop = step_loop(site) if site is not None else None

@@ -1,4 +1,4 @@
-"""Trials in the training process: candidates take turns on the script's own steps."""
+"""Runs trials in the training process: candidates take turns on the script's own steps."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ def trial(
     *,
     state: Sequence[Any] = (),
 ) -> Trial:
-    """Starts a trial: candidates (compressors or settings) take turns on the steps that follow.
+    """Starts a trial, in which candidates take turns on the following steps.
 
-    ``commprof report`` shows the result. Call this on all ranks at the same step, inside ``with
-    commprof.profile(...)``, before the models' first backward pass. After the turn of a candidate
-    that changes gradients, its steps are undone; ``docs/trials.md`` lists the restored state.
+    Call this on all ranks at the same step, inside ``with commprof.profile(...)``, before the
+    models' first backward pass. ``commprof report`` shows the result. If a candidate changes
+    gradients, the training state is restored after its steps; see ``docs/trials.md``.
 
     Args:
-        models: DDP models, or their attachments from ``attach``; or FSDP2 models, each as the
-            outermost module on which ``fully_shard`` was called.
-        candidates: as in ``commprof run --trial``: ``"fp16,topk:ratio=0.01,bucket-cap=5"``.
-        state: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
+        models: DDP models, attachments from ``attach``, or FSDP2 models. Of an FSDP2 model, give
+            the outermost module on which ``fully_shard`` was called.
+        candidates: candidates and options, such as ``"fp16,topk:ratio=0.01,bucket-cap=5"``.
+        state: further objects that training steps change. Each object must have ``state_dict`` and
+            ``load_state_dict``.
 
     Raises:
         CommprofError: no capture in full mode is running, a model already has a communication hook,
             or a model is neither a DDP model nor an FSDP2 model.
-        UsageError: ``candidates`` cannot be read, see ``commprof.tune.trials.plan.parse_trial``; or
-            ``noop`` takes part while ``commprof run --check-sync`` compares the ranks' models.
+        UsageError: ``candidates`` cannot be read, or ``noop`` takes part although ``commprof run
+            --check-sync`` compares the ranks' models.
     """
     profiler = active()
     if profiler is None:

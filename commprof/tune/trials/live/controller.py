@@ -1,4 +1,4 @@
-"""Runs a trial in one rank: switches candidates between steps, in the same order on all ranks."""
+"""Runs a trial in one rank. All ranks switch candidates between steps, in the same order."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Trial:
     """
 
     def __init__(self, plan: TrialPlan, profiler: Profiler, state: Sequence[Any] = ()) -> None:
-        """Prepares a trial without models; ``add`` adds them.
+        """Prepares a trial. Use ``add`` to add models.
 
-        ``state``: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
+        ``state``: further objects that training steps change. Each object must have ``state_dict``
+        and ``load_state_dict``.
 
         Raises:
             CommprofError: the capture is not in full mode.
@@ -54,7 +55,7 @@ class Trial:
         self._plan = plan
         self._profiler = profiler
         self._state = state
-        # The rank is read now, because a script may destroy the process group before it ends.
+        # The rank is read now, because the script may destroy the process group later.
         self._rank, _ = rank_and_world_size()
         self._own_hooks = 0
         #: Why the training state cannot be saved and restored; empty if it can.
@@ -80,7 +81,7 @@ class Trial:
     def add(self, model: Attachment | nn.Module) -> None:
         """Adds an attached DDP model or an FSDP2 model to the trial.
 
-        A model that is added after the trial has begun takes no part.
+        A model that is added after the trial has begun is ignored.
         """
         if self._schedule is not None:
             self._say("a model was made after the trial began and takes no part in it")
@@ -94,17 +95,17 @@ class Trial:
             self._order.watch()
 
     def find_sharded(self) -> None:
-        """Starts a search for FSDP2 models, which the trial then includes.
+        """Starts to look for FSDP2 models in the following steps.
 
-        The search ends with the first observed step in which FSDP2 models ran; these models are
-        added. If there is no such step before the trial begins, the search ends without a model.
+        The search ends at the first step that uses FSDP2, or when the trial begins. All FSDP2
+        models of that step are added to the trial.
         """
         self._finds_sharded = True
 
     def step_ended(self, step: int) -> None:
         """Called when step ``step`` of the capture has ended.
 
-        A trial that fails ends, and training goes on.
+        If an error occurs in the trial, the trial ends and training goes on.
         """
         if self._done:
             return
@@ -114,7 +115,6 @@ class Trial:
             self._give_up((str(error).splitlines() or [type(error).__name__])[0])
 
     def _give_up(self, why: str) -> None:
-        """Ends the trial after an error; each rank on which the error occurred reports it."""
         self._done = True
         print(f"commprof: rank {self._rank}: the trial ends: {why}", file=sys.stderr)
         try:
@@ -123,13 +123,13 @@ class Trial:
                 self._finish()
         except Exception as error:
             print(
-                f"commprof: rank {self._rank}: some settings from before the trial are not "
-                f"restored: {error}",
+                f"commprof: rank {self._rank}: some settings were not restored after the trial: "
+                f"{error}",
                 file=sys.stderr,
             )
 
     def _next(self, step: int) -> None:
-        """Begins the trial or its next block, or ends the trial, if that is due after a step."""
+        """Begins the trial, switches candidates or ends the trial, as is due after a step."""
         if self._finds_sharded and may_be_sharded():
             for root in self._order.roots():
                 self._finds_sharded = False
@@ -161,14 +161,13 @@ class Trial:
             recorder().add_metadata(json.dumps({"no_trial": found}))
             trace = self._profiler.trace_path
             if trace is not None and control_path(trace.parent).parent == trace.parent:
-                # If `commprof run` started the ranks, it prints this sentence itself when they have
-                # ended.
+                # Not printed under `commprof run`, which prints the same sentence at its end.
                 self._say(f"no trial took place: {found['reason']}")
         elif not self._done:
             self._stop_early("the script ended")
 
     def _stop_early(self, why: str) -> None:
-        """Ends the trial early, without collectives: the process group may be destroyed."""
+        """Ends the trial early. Uses no collectives, because the process group may be destroyed."""
         assert self._schedule is not None
         length = self._schedule.candidates * (self._plan.warmup + self._plan.block)
         self._say(
@@ -178,7 +177,6 @@ class Trial:
         self._finish()
 
     def _no_trial(self) -> dict[str, Any]:
-        """Returns metadata: ``reason`` says why the trial did not begin, without a full stop."""
         if self._own_hooks:
             reason = "every DDP model has a communication hook of its own"
         elif self._unkept:
@@ -233,10 +231,10 @@ class Trial:
         )
 
     def _cannot_keep(self, trainables: Trainables) -> str:
-        """Returns why some rank cannot take a snapshot of the training state.
+        """Returns the reason why a rank cannot take a snapshot of the training state.
 
-        The result is empty if every rank can, or if no candidate needs a snapshot. Call this before
-        the trial begins: if only one rank failed later, the others would go on with the trial.
+        The reason is empty if no rank fails or no candidate needs a snapshot. All ranks call this
+        before the trial, because a failure on one rank must stop the trial on all ranks.
         """
         reason, world_size = "", max(model.world_size for model in self._models)
         if all(candidate.exact(world_size) for candidate in self._plan.everyone):
@@ -249,11 +247,10 @@ class Trial:
         return next((text for texts in told for text in texts if text), reason)
 
     def _impossible(self) -> dict[str, str]:
-        """Returns the candidates that take no part in the trial: label -> reason.
+        """Maps the label of each candidate that cannot take part to the reason.
 
-        A candidate of DDP models takes no part if one of these models cannot use it, or if there
-        are only FSDP2 models. A candidate of FSDP2 models takes no part if one of these models
-        cannot use it, or if there are only DDP models. All ranks get the same result.
+        A candidate can take part if there are models of its kind (DDP or FSDP2) and each of these
+        models can use the candidate.
         """
         found = {}
         for candidate in self._plan.candidates:
@@ -264,7 +261,6 @@ class Trial:
         return found
 
     def _turn(self, step: int) -> None:
-        """Begins a step of the trial: switches candidates, if it is time, or ends the trial."""
         assert self._schedule is not None
         self._ended = step
         if step >= self._schedule.steps:
@@ -284,7 +280,6 @@ class Trial:
                 model.enter(candidate, self._plan.warmup + self._plan.block)
 
     def _leave(self) -> None:
-        """Restores the models' own settings and, if a snapshot was taken, the training state."""
         for model in self._models:
             model.leave()
         if self._snapshot is not None:
@@ -308,11 +303,10 @@ class Trial:
 
 
 class Losses:
-    """Loss of each step: the sum of the scalars from which its backward passes start."""
+    """Records the loss of each step: the sum of the scalars on which ``backward`` is called."""
 
     def __init__(self) -> None:
         self._step: list[torch.Tensor] = []
-        #: Losses per step of the trial.
         self._steps: list[list[torch.Tensor]] = []
         self._undo: Callable[[], None] | None = None
 
@@ -322,7 +316,7 @@ class Losses:
 
         @wraps(original)
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # A library that has wrapped this function may still call it after stop().
+            # Another library may have wrapped this function, and then calls it even after stop().
             watching = self._undo is not None
             if watching and isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
                 self._step.append(_unscaled(tensors.detach(), scalers))
@@ -343,35 +337,34 @@ class Losses:
 
     def end_step(self) -> None:
         """Ends a step of the trial."""
-        # Values are read when the trial ends, because reading one waits for the GPU.
+        # The values are read only when the trial ends, because reading a value waits for the GPU.
         self._steps.append(self._step)
         self._step = []
 
     def values(self) -> list[float | None]:
-        """Returns the trial's losses, one per step; None for steps without a finite scalar loss."""
+        """Returns one loss per step of the trial; None if a step has no finite scalar loss."""
         sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
-        # JSON has no NaN; besides, a loss that is not finite cannot be compared.
+        # JSON has neither NaN nor infinity.
         return [x if x is not None and math.isfinite(x) else None for x in sums]
 
 
 def _unscaled(loss: torch.Tensor, scalers: Sequence[Any]) -> torch.Tensor:
-    """Divides a loss by the scale of the script's GradScaler, which differs between blocks.
+    """Divides a loss by the scale of the script's GradScaler.
 
-    Returns the loss unchanged if there are several scalers, because it is not known which of them
-    scaled the loss.
+    With several scalers the loss is returned unchanged, because the right scaler is unknown.
     """
     scale = scalers[0]._scale if len(scalers) == 1 else None
     return loss if scale is None else loss / scale.to(loss.device)
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:
-    """Prepares one trial for all models of the script together.
+    """Prepares one trial that includes all models of the script.
 
-    The trial adds DDP models that are made between this call and the start of the trial. It also
-    adds FSDP2 models, as ``Trial.find_sharded`` says, even if they were made before this call.
+    DDP models take part if they are made after this call and before the trial begins. For FSDP2
+    models, see ``Trial.find_sharded``.
 
     Args:
-        candidates: the plan, as ``commprof.tune.trials.plan.parse_trial`` reads it.
+        candidates: text from which ``parse_trial`` makes the plan.
         profiler: the capture of this process.
 
     Raises:

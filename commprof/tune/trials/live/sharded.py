@@ -1,9 +1,9 @@
 """Switches settings of an FSDP2 model between steps, and restores them.
 
-FSDP2 keeps its settings in one state per ``fully_shard`` call and in that state's groups of
-parameters, and reads them in every step. A switch only sets attributes, and restoring sets their
-former values again: no parameters are gathered, sharded or sent. The only exception is the first
-switch to a separate group for reduce-scatters: it makes a group, which remains until the job ends.
+FSDP2 has a state for each ``fully_shard`` call, and each state has groups of parameters. FSDP2
+reads its settings from attributes of these objects in every step, so a switch only sets attributes.
+A separate process group for reduce-scatters is made at its first use, and exists until the job
+ends.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ from commprof.tune.trials.sharding import (
 
 _IMPLEMENTATION = "torch.distributed.fsdp._fully_shard._fully_shard"
 _GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-#: Attribute of FSDP2's parameters from torch 2.15 on: type of the unsharded gradients, which need
-#: not be the type of the gathered parameters.
+#: Attribute of FSDP2's parameters from torch 2.15 on: type of the unsharded gradients.
 _GRADIENTS_IN = "unsharded_grad_dtype"
-#: Attribute of FSDP2's meshes from torch 2.13 on: the group of the reduce-scatters, or None.
+#: Attribute of FSDP2's meshes from torch 2.13 on: process group for reduce-scatters, or None.
 _SCATTER_GROUP = "reduce_scatter_process_group"
 
 
 def may_be_sharded() -> bool:
-    """True if this process has called ``fully_shard``; cheap enough for every step."""
+    """True if this process has called ``fully_shard``. The check is cheap."""
     return bool(getattr(sys.modules.get(_IMPLEMENTATION), "cls_to_fsdp_cls", None))
 
 
@@ -58,23 +57,23 @@ def _state_of(module: nn.Module) -> Any:
 
 
 def states_of(root: nn.Module) -> list[Any]:
-    """Returns FSDP2's states of a model, the outermost first."""
+    """Returns the FSDP2 states of a model, the outermost state first."""
     states = [_state_of(module) for module in root.modules()]
     return list({id(one): one for one in states if one is not None}.values())
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """Returns a state's groups of parameters; before torch 2.12 at most one."""
+    """Returns a state's groups of parameters; before torch 2.12 a state has at most one group."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 class ShardedModel:
-    """One FSDP2 model that takes part in a trial, or gets a setting permanently."""
+    """An FSDP2 model that takes part in a trial, or gets a setting permanently."""
 
     def __init__(self, root: nn.Module, order: GatherOrder) -> None:
-        """Changes nothing yet.
+        """Stores a model without changing it.
 
         Args:
             root: outermost module on which ``fully_shard`` was called.
@@ -84,7 +83,6 @@ class ShardedModel:
         self._groups = [group for state in self._states for group in _groups_of(state)]
         self._order = order
         self._undo: list[Callable[[], None]] = []
-        #: Groups that were made for reduce-scatters, by their ranks.
         self._scatter_groups: dict[tuple[int, ...], Any] = {}
 
     @property
@@ -99,10 +97,7 @@ class ShardedModel:
 
     @property
     def has_own_hook(self) -> bool:
-        """Always False, because True would exclude the model from the trial.
-
-        Hooks that the script gave to an FSDP2 model do not matter in a trial.
-        """
+        """Always False: hooks of an FSDP2 model do not matter in a trial."""
         return False
 
     @property
@@ -111,10 +106,10 @@ class ShardedModel:
         return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
 
     def gathered(self, text: str) -> list[str]:
-        """Returns one text from each rank of the model; all of these ranks call this together.
+        """Gathers the texts of the model's ranks. All these ranks call this together.
 
-        In HSDP, returns one text from each shard group instead: the group's first text that is not
-        empty, or an empty text if all texts of the group are empty.
+        In HSDP, the result has one text per shard group: the group's first text that is not empty,
+        or an empty text.
         """
         texts = [text]
         if not self._groups:
@@ -128,14 +123,11 @@ class ShardedModel:
         return texts
 
     def is_for(self, candidate: Candidate) -> bool:
-        """True if the candidate can be applied to an FSDP2 model.
-
-        Such candidates are ``none``, ``none again``, ``noop`` and all with settings of FSDP2.
-        """
+        """True for candidates with settings of FSDP2, and for the trial's own candidates."""
         return bool(candidate.sharding.count) or candidate in ROLES
 
     def impossible(self, candidate: Candidate) -> str:
-        """Returns why this model cannot have a candidate's settings; empty if it can."""
+        """Returns the reason why this model cannot use a candidate; empty if it can."""
         setting = candidate.sharding
         if not self.is_for(candidate):
             return "the model is sharded by FSDP2 and has neither buckets nor hooks of DDP"
@@ -165,7 +157,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: ShardingSetting) -> float:
-        """Returns the most bytes of gathered parameters that ``setting`` adds on one rank."""
+        """Returns the bytes of gathered parameters that ``setting`` adds, at most, on one rank."""
         held = 0.0
         if setting.reshard is False:
             held += sum(_bytes(group) for group in self._groups if group.post_forward_mesh_info)
@@ -174,7 +166,7 @@ class ShardedModel:
         return held
 
     def enter(self, candidate: Candidate, length: int) -> None:
-        """Applies a candidate; ``length``, the steps of its block, is not used."""
+        """Applies a candidate; ``length`` is not used."""
         if candidate.label == HEADROOM:
             for group in self._groups:
                 self._exchange_nothing(group)
@@ -195,12 +187,12 @@ class ShardedModel:
             self._prefetch(setting.prefetch)
 
     def leave(self) -> None:
-        """Restores everything as before ``enter``; does nothing if nothing was entered."""
+        """Restores all settings that were changed."""
         while self._undo:
             self._undo.pop()()
 
     def close(self) -> None:
-        """Does nothing: ``leave``, which is called before, has restored everything."""
+        """Does nothing, because ``leave`` has restored all settings."""
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         before = getattr(owner, name)
@@ -208,11 +200,6 @@ class ShardedModel:
         setattr(owner, name, value)
 
     def _scatter_group(self, group: Any) -> Any:
-        """Returns the process group for the reduce-scatters of ``group``.
-
-        It has the ranks among which the parameters of ``group`` are sharded. It is made at the
-        first call for these ranks.
-        """
         ranks = tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
         if ranks not in self._scatter_groups:
             self._scatter_groups[ranks] = dist.new_group(
@@ -224,8 +211,7 @@ class ShardedModel:
         return self._scatter_groups[ranks]
 
     def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
-        # A group and its parameters hold types that FSDP2 derived from the mixed-precision policy,
-        # so a change of the policy alone has no effect.
+        # FSDP2 has derived types from the policy, so changing only the policy has no effect.
         self._undo.append(lambda: _follow_policy(group))
         for owner in _owners_of_policy(group):
             self._put(owner, "mp_policy", dataclasses.replace(owner.mp_policy, reduce_dtype=dtype))
@@ -240,16 +226,12 @@ class ShardedModel:
                 self._put(state, name, order[position + 1 : position + 1 + depth])
         for group in self._groups:
             if group.device.type == "cpu":
-                # A CPU has no streams: unless this is set, the training thread waits for each
-                # gather at once, even if torch prefetches the group.
+                # A CPU has no streams. Without this flag, the training thread waits for each
+                # gather immediately, even for a prefetched group.
                 self._put(group, "unshard_async_op", True)
 
     def _exchange_nothing(self, group: Any) -> None:
-        """Replaces the group's collectives by local copies, so that nothing is sent.
-
-        A rank's own shard takes the place of every shard, and the rank's own gradients take the
-        place of the sum over ranks.
-        """
+        """Replaces the group's collectives by local copies, so that nothing is sent."""
         self._put(group, "_all_gather_comm", _OwnGather(group._all_gather_comm))
         self._put(group, "_reduce_scatter_comm", _OwnScatter(group._reduce_scatter_comm))
         self._put(group, "_all_reduce_hook", None)
@@ -281,15 +263,12 @@ def _dtype(setting: ShardingSetting) -> torch.dtype:
 
 
 def _owners_of_policy(group: Any) -> list[Any]:
-    """Returns the objects that hold ``mp_policy``.
-
-    Before torch 2.15 this is the group, later the group's parameters.
-    """
+    """Returns the owners of ``mp_policy``: the group before torch 2.15, later its parameters."""
     return [group] if hasattr(group, "mp_policy") else list(group.fsdp_params)
 
 
 def _follow_policy(group: Any) -> None:
-    """Derives anew the types of gradients and of sent values from the present ``mp_policy``."""
+    """Makes FSDP2 derive its types from ``mp_policy`` again."""
     group._init_mp_dtypes()
     for parameter in group.fsdp_params:
         whole = getattr(parameter, "_unsharded_param", None)
@@ -338,7 +317,7 @@ class GatherOrder:
         return self._sorted("pre_backward", states)
 
     def watch(self) -> None:
-        """Starts recording; does nothing if recording has started."""
+        """Starts recording. Further calls do nothing."""
         if self.is_watching:
             return
         self.is_watching = True
@@ -351,7 +330,7 @@ class GatherOrder:
         self._patches.remove()
 
     def roots(self) -> list[nn.Module]:
-        """Returns the outermost modules of the models that were recorded."""
+        """Returns the outermost module of each recorded model."""
         if not self._seen["pre_forward"]:
             return []
         modules = [
@@ -375,13 +354,10 @@ class GatherOrder:
 
 
 class _Own:
-    """Stand-in for one of FSDP2's collectives: sends nothing, and uses the same buffers."""
-
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Allocates a buffer as the replaced collective does."""
         memory: torch.Tensor = self._inner.allocate(*args, **kwargs)
         return memory
 
@@ -409,10 +385,10 @@ class _OwnScatter(_Own):
 
 
 def set_every_model(text: str, profiler: Profiler) -> None:
-    """Applies a setting permanently to every FSDP2 model, after its second step.
+    """Applies a setting permanently to the FSDP2 models, after their second step.
 
     Args:
-        text: the setting, as ``commprof.tune.trials.sharding.parse_sharding`` reads it.
+        text: text from which ``parse_sharding`` makes the setting.
         profiler: the capture of this process.
 
     Raises:
@@ -422,15 +398,13 @@ def set_every_model(text: str, profiler: Profiler) -> None:
 
 
 class _Setter:
-    """Listener that applies a setting once, at the end of a step."""
-
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate
         self._order = GatherOrder()
         self._done = False
 
     def step_ended(self, _: int) -> None:
-        """Starts recording the gather order after step one; applies the setting after step two."""
+        """Starts recording after the first step, and applies the setting after the second step."""
         if self._done or not may_be_sharded():
             return
         self._order.watch()
@@ -446,5 +420,4 @@ class _Setter:
                 print(f"commprof: {self._candidate.label} was not applied: {why}", file=sys.stderr)
 
     def capture_ends(self) -> None:
-        """Stops recording; the setting is kept."""
         self._order.stop()

@@ -19,16 +19,15 @@ Tensors = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Trainables:
-    """The modules, optimizers, schedulers and scalers that are alive in this process.
+    """All modules, optimizers, schedulers and scalers of this process.
 
-    They are found once, among all objects known to Python's garbage collector. A script need not
-    name them, and copies of a model (an average of its weights, a teacher) are found as well.
+    They are found once, with Python's garbage collector. So the script need not name them.
     """
 
     def __init__(self, further: Sequence[Any] = ()) -> None:
-        """Finds all live modules, optimizers, schedulers and scalers, and adds ``further`` objects.
+        """Finds the objects of this process, and adds ``further`` objects.
 
-        Objects in ``further`` must have ``state_dict`` and ``load_state_dict``.
+        Each further object must have ``state_dict`` and ``load_state_dict``.
         """
         objects = alive((nn.Module, Optimizer, LRScheduler, GradScaler))
         self.modules = [item for item in objects if isinstance(item, nn.Module)]
@@ -39,22 +38,23 @@ class Trainables:
         self.others: list[Any] = [*schedulers, *scalers, *further]
 
     def keep(self) -> Snapshot:
-        """Takes a snapshot of the state of these objects."""
+        """Takes a snapshot of the training state."""
         return Snapshot(self)
 
 
 class Snapshot:
-    """State of training at one moment between steps, which can be restored once.
+    """A copy of the training state, taken between steps. It can be restored once.
 
-    Covered: parameters, buffers and gradients of all modules, the optimizers' state and parameter
-    groups, learning-rate schedulers, gradient scalers, the random generators of torch (CPU and
-    CUDA), NumPy and Python, and objects that the user named. Not covered: the position in the data.
+    It covers modules with their gradients, optimizers, learning-rate schedulers, gradient scalers,
+    objects that the user named, and the random generators of torch (CPU and CUDA), NumPy and
+    Python. It does not cover the position in the data.
     """
 
     def __init__(self, trainables: Trainables) -> None:
         """Copies the state."""
         self._trainables = trainables
-        # If FSDP2 modules stay gathered after backward, only optimizers hold sharded parameters.
+        # FSDP2 modules may stay gathered after backward. Then only the optimizers refer to the
+        # sharded parameters.
         tensors = list(
             _unique([*_tensors_of(trainables.modules), *_trained(trainables.optimizers)])
         )
@@ -73,7 +73,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts everything back; tensors keep their place in memory."""
+        """Restores the state. Parameters and buffers keep their place in memory."""
         for tensor, copied in self._tensors:
             tensor.copy_(copied)
         for parameter, gradient, copied in self._gradients:
@@ -84,15 +84,13 @@ class Snapshot:
             other.load_state_dict(state)
         for scaler, per_optimizer in self._scalers:
             scaler._per_optimizer_states = per_optimizer
-        # Restored after the schedulers, because these set learning rates.
+        # Schedulers set learning rates, so optimizers are restored after the schedulers.
         for optimizer in self._optimizers:
             optimizer.restore()
         self._generators.restore()
 
 
 class _OptimizerState:
-    """One optimizer's state and parameter groups."""
-
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._state = {
@@ -120,8 +118,6 @@ class _OptimizerState:
 
 
 class _Generators:
-    """State of the global random generators of torch (CPU and CUDA), Python and NumPy."""
-
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -139,10 +135,9 @@ class _Generators:
 
 
 def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iterable[str]) -> None:
-    """Restores the values of a dictionary, and deletes names added since the snapshot.
+    """Restores a dictionary's values, and deletes names that were added after the snapshot.
 
-    ``kept`` holds, per name, the original value and the snapshot's copy. Added names that are in
-    ``stay`` are not deleted.
+    kept: name -> original value and its copy. stay: names that are never deleted.
     """
     for name in [name for name in values if name not in kept and name not in stay]:
         del values[name]
@@ -151,10 +146,9 @@ def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iter
 
 
 def _put_back(original: Any, copied: Any) -> Any:
-    """Returns ``original`` with its content restored if it is a tensor, else ``copied``.
+    """Restores a tensor in place, because other objects may refer to it, and returns the tensor.
 
-    A tensor is restored in place, because other objects may refer to it. If its shape has changed,
-    ``copied`` is returned.
+    For other values, and for a tensor whose shape has changed, ``copied`` is returned.
     """
     if isinstance(original, torch.Tensor) and original.shape == copied.shape:
         original.copy_(copied)
@@ -188,5 +182,5 @@ def _unique(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 
 def alive(kinds: tuple[type, ...]) -> list[Any]:
     """Returns all live objects of these types in this process."""
-    # Uses type(), because isinstance() would run the __class__ of proxies.
+    # isinstance() could run code of a proxy object (its __class__), so type() is used.
     return [item for item in gc.get_objects() if issubclass(type(item), kinds)]

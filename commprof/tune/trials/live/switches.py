@@ -1,11 +1,9 @@
 """Switches the gradient exchange and the buckets of a DDP model during training.
 
-DDP cuts its buckets once, in the model's ``reducer``. A model can have several reducers: each
-reducer registers hooks with autograd when it is made. These hooks do nothing until the model's
-forward announces a backward pass to the reducer. So there is one reducer per bucket setting, made
-when the setting is first used, and a switch sets the model's ``reducer`` to another object. The
-reducer that DDP made itself is kept and never modified. With this reducer, the buckets and the
-order of summation over ranks are those of a run without a trial, for any number of ranks.
+DDP cuts its buckets once, in the model's ``reducer``. A model can have several reducers, because a
+reducer does nothing until the model's forward announces a backward pass to it. So this module makes
+one reducer per bucket setting, and a switch sets the model's ``reducer``. The reducer that DDP made
+is never modified.
 """
 
 from __future__ import annotations
@@ -33,26 +31,26 @@ Hook = Callable[[Any, Any], Any]
 
 
 def make(name: str, ddp: DistributedDataParallel) -> Hook:
-    """Makes the hook ``HOOKS[name]`` for one model and one block of steps; all ranks call this."""
+    """Makes the hook ``HOOKS[name]`` for one model and one block of steps."""
     module, _, function = HOOKS[name].make.partition(":")
     hook: Hook = getattr(importlib.import_module(module), function)(ddp)
     return hook
 
 
 def noop(_: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-    """A hook that returns the bucket at once: nothing is exchanged."""
+    """Communication hook that exchanges nothing, and returns the bucket unchanged."""
     future: Future[torch.Tensor] = Future()
     future.set_result(bucket.buffer())
     return future
 
 
 def no_overlap(ddp: DistributedDataParallel) -> Hook:
-    """Returns a hook that computes DDP's mean, bit for bit, but only when all buckets are ready."""
+    """Returns a hook that computes DDP's mean, but only when all buckets are ready."""
     return _Held(ddp.process_group).hook
 
 
 class _Held:
-    """Buckets of one backward pass that wait until the pass's last bucket is ready."""
+    """Holds the buckets of a backward pass until the last bucket is ready."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -60,7 +58,7 @@ class _Held:
 
     def hook(self, _: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         device = bucket.buffer().device
-        # Without its device, the future would not make DDP's stream wait for the all-reduce.
+        # Only a future with devices makes DDP's stream wait for the all-reduce.
         mean: Future[torch.Tensor] = Future(devices=[] if device.type == "cpu" else [device])
         self._waiting.append((bucket.buffer(), mean))
         if bucket.is_last():
@@ -82,17 +80,17 @@ class _Held:
         self._group.allreduce([buffer]).get_future().add_done_callback(finish)
 
 
-#: Attributes in which DDP keeps its bucket settings; newer versions of torch also keep all caps in
-#: one object.
+#: Attribute with all of DDP's bucket caps, in newer versions of torch.
 _CONFIG = "_bucket_config"
+#: Attributes in which DDP keeps its bucket settings.
 _SETTINGS = ("bucket_bytes_cap", "bucket_bytes_cap_default", _CONFIG, "gradient_as_bucket_view")
 _MIB = 1024 * 1024
 
 
 def obstacle(ddp: DistributedDataParallel) -> str:
-    """Returns why a model cannot have other buckets; empty if it can."""
+    """Returns the reason why a model's buckets cannot be changed; empty if they can."""
     if ddp.find_unused_parameters:
-        # A reducer marks unused parameters even while another reducer is in use.
+        # A reducer would mark unused parameters even while another reducer is in use.
         return "the model searches for unused parameters (find_unused_parameters=True)"
     if ddp.static_graph:
         return "DDP learns a static graph only in the first backward passes (static_graph=True)"
@@ -108,7 +106,6 @@ class _Bucketing:
     reducer: Any
     #: DDP's logger of the reducer; the logger keeps the reducer alive.
     logger: Any
-    #: commprof's hook in the reducer.
     hook: Any
 
 
@@ -126,9 +123,8 @@ class Bucketings:
     def use(self, buckets: BucketSetting) -> None:
         """Switches to these buckets.
 
-        Call it between steps, on all ranks at the same step, while the model's exchange is the
-        plain mean all-reduce. As in a new DDP model, the first step with new buckets exchanges all
-        gradients in a single bucket, and the next step cuts the buckets.
+        Call this between steps, on all ranks at the same step, while no hook is in use. The first
+        step with new buckets exchanges all gradients in a single bucket, as in a new DDP model.
         """
         if buckets not in self._made:
             self._made[buckets] = self._make(buckets)
@@ -149,7 +145,6 @@ class Bucketings:
         self._made = {OWN_BUCKETS: own_buckets}
 
     def _take_gradients_out(self) -> None:
-        """Copies gradients out of the buckets of the reducer from which the model switches away."""
         for _, parameter in reduced(self._ddp):
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()
@@ -181,8 +176,8 @@ class Bucketings:
         return _Bucketing(ddp.reducer, ddp.logger, bucket_hook_of(ddp))
 
 
-#: Flag by which DDP broadcasts rank 0's buffers in forward; in older versions of torch it has the
-#: second name.
+#: DDP's flag that broadcasts rank 0's buffers in forward: its name, and its name in older versions
+#: of torch.
 _BUFFER_FLAGS = ("forward_sync_buffers", "broadcast_buffers")
 
 
@@ -196,7 +191,6 @@ class ReplicatedModel:
 
     @functools.cached_property
     def _bucketings(self) -> Bucketings:
-        """The model's reducers by bucket setting; at first only the reducer that DDP made."""
         return Bucketings(self.attachment)
 
     @property
@@ -223,7 +217,7 @@ class ReplicatedModel:
         return not candidate.sharding.count
 
     def impossible(self, candidate: Candidate) -> str:
-        """Returns why this model cannot have a candidate's settings; empty if it can."""
+        """Returns the reason why this model cannot use a candidate; empty if it can."""
         if not self.is_for(candidate):
             return "it is a setting of FSDP2, but the model uses DDP"
         if candidate.compressor:
@@ -241,7 +235,7 @@ class ReplicatedModel:
         return ""
 
     def gathered(self, text: str) -> list[str]:
-        """Returns one text from each rank of the model; all of these ranks call this together."""
+        """Gathers the texts of the model's ranks. All these ranks call this together."""
         texts = [""] * self.world_size
         dist.all_gather_object(texts, text, group=self._ddp.process_group)
         return texts
@@ -251,7 +245,7 @@ class ReplicatedModel:
         return 0.0
 
     def enter(self, candidate: Candidate, length: int) -> None:
-        """Applies a candidate; ``length`` is the number of steps of its block."""
+        """Applies a candidate for a block of ``length`` steps."""
         self._bucketings.use(candidate.buckets)
         if candidate.compressor:
             measured = length if compresses_natively(self._ddp) else 0
@@ -263,7 +257,7 @@ class ReplicatedModel:
             self._sync_buffers(False)
 
     def leave(self) -> None:
-        """Switches back to the model's own buckets, and to DDP's mean or the script's own hook."""
+        """Restores the model's own buckets and gradient exchange."""
         self.attachment.set_hook(None)
         self._sync_buffers(True)
         self._bucketings.use(OWN_BUCKETS)
@@ -271,11 +265,10 @@ class ReplicatedModel:
             self.attachment.set_hook(*self._ddp._comm_hooks[0])
 
     def close(self) -> None:
-        """Ends the model's part in the trial, and frees everything made for it."""
+        """Frees everything that was made for the trial."""
         self._bucketings.close()
 
     def _sync_buffers(self, on: bool) -> None:
-        """Disables DDP's broadcast of buffers in forward, or restores the model's setting."""
         ddp = self._ddp
         name = next(flag for flag in _BUFFER_FLAGS if flag in vars(ddp))
         attribute = "_commprof_sync_buffers"
@@ -288,11 +281,10 @@ class ReplicatedModel:
 
 
 def _compressor(text: str, measure_every: int) -> Compressor:
-    """Makes the compressor that ``text`` names, without residuals of earlier blocks.
+    """Makes the compressor that ``text`` names, for one block of steps.
 
-    It compresses from the block's first step on: ``start_step`` counts the steps of a run, and is
-    left out. The argument ``measure_every`` applies if ``text`` does not set that option. If it is
-    the block's length, the error is measured in the block's first step only; if it is 0, never.
+    The option ``start_step`` is left out, because it counts the steps of a whole run. The argument
+    ``measure_every`` applies if ``text`` does not set that option; 0 measures no errors.
     """
     made = parse(text)
     options = {name: value for name, value in made.options.items() if name != "start_step"}

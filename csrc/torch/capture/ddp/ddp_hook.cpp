@@ -50,7 +50,6 @@ uint64_t currentBucket() noexcept {
   return current_bucket;
 }
 
-// The hook object that the reducer owns.
 class BucketHook::Registered final : public c10d::CommHookInterface {
  public:
   explicit Registered(std::shared_ptr<BucketHook> hook)
@@ -98,7 +97,8 @@ std::shared_ptr<c10d::CommHookInterface> BucketHook::inner() {
 
 FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   const auto inner = this->inner();
-  // Counted even while capture is off: ranks must agree on the numbers.
+  // Buckets are counted even while capture is off, because ranks must agree on
+  // the numbers.
   const uint32_t seq = next_seq_.fetch_add(1, std::memory_order_relaxed);
   Recorder& recorder = Recorder::instance();
   if (!recording() || !recorder.enabled()) {
@@ -126,8 +126,7 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   }
   future->addCallback(
       [op_id = record.op_id, index = record.aux](c10::ivalue::Future& done) {
-        // A device's future is complete at launch, which is before the
-        // operation's end.
+        // A device operation's future is complete before the operation ends.
         if (done.devices().empty() || done.hasError()) {
           recordBucketEnd(op_id, index, done.hasError());
         }

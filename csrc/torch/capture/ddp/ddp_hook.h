@@ -1,5 +1,5 @@
-// The DDP communication hook: times every gradient bucket and calls an inner
-// hook: the user's, or a plain mean all-reduce.
+// A DDP communication hook that times every gradient bucket. It calls an inner
+// hook: the user's hook or a mean all-reduce.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -17,9 +17,8 @@ class Reducer;
 
 namespace commprof {
 
-// Shared by the reducer, which owns the hook as long as the model lives, and by
-// the user's handle. A reducer accepts one hook and never releases it, so only
-// the inner hook can be changed.
+// A reducer accepts one hook and never releases it, so only the inner hook can
+// be changed. The reducer and the user's handle share the ownership.
 class BucketHook {
  public:
   // Registers a hook with `reducer`. If `inner` is null, the hook runs
@@ -30,10 +29,10 @@ class BucketHook {
       c10::intrusive_ptr<c10d::ProcessGroup> group,
       std::shared_ptr<c10d::CommHookInterface> inner);
 
-  // Replaces the inner hook from the next bucket on; call it between steps, so
-  // that all ranks switch at the same bucket. Null: mean all-reduce.
+  // Sets the inner hook for the next buckets; null: a mean all-reduce. Call it
+  // between steps, so that all ranks switch at the same bucket.
   void setInner(std::shared_ptr<c10d::CommHookInterface> inner);
-  // Off: buckets pass to the inner hook unrecorded.
+  // If off, buckets are not recorded; the inner hook runs.
   void setRecording(bool on) noexcept {
     recording_.store(on, std::memory_order_relaxed);
   }
@@ -52,15 +51,15 @@ class BucketHook {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   // Number of buckets so far, recorded or not.
   std::atomic<uint32_t> next_seq_{0};
-  // Held only while the pointer is copied. std::atomic<std::shared_ptr> would
-  // lock too, and GCC 11 and libc++ do not have it.
+  // A mutex, because GCC 11 and libc++ do not have
+  // std::atomic<std::shared_ptr>.
   std::mutex inner_mutex_;
   std::shared_ptr<c10d::CommHookInterface> inner_;
   std::atomic<bool> recording_{true};
 };
 
-// Returns the op_id of the bucket for which this thread runs the inner hook; 0
-// if that bucket is not recorded.
+// Returns the op_id of the bucket whose inner hook this thread is running.
+// Returns 0 if there is no such bucket, or it is not recorded.
 uint64_t currentBucket() noexcept;
 
 } // namespace commprof

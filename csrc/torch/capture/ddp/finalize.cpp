@@ -16,39 +16,36 @@ namespace commprof {
 
 namespace {
 
-// Reading a thread's run delay (time in which it waited for a core) from the
-// kernel takes about 10 us while a model runs; two reads every 100 ms are 0.02
-// % of the thread's time. With shorter steps, only some finalisations read it.
+// Run delay: time in which a thread waited for a core. Reading it from the
+// kernel takes about 10 us, so it is not read in every finalisation.
 constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
 constexpr size_t kMostAwaited = 1024;
 
 thread_local int works_for = -1;
 
 thread_local int last_graph_task = -1;
-std::atomic<int> latest_graph_task{-1}; // latest graph task of any thread
+std::atomic<int> latest_graph_task{-1};
 
-// Backward pass that the script is finalising on this thread by
+// Backward pass that the script finalises on this thread with
 // DDP.finalize_backward(); -1: none.
 thread_local int manual_graph_task = -1;
 
-// A future that the finalisation of a pass may wait for. It lives at least
-// until its callbacks have run.
+// A future that a backward pass's finalisation may wait for. An expired future
+// counts as complete.
 struct Awaited {
   c10::weak_intrusive_ptr<c10::ivalue::Future> future;
   uint64_t op_id;
   int graph_task;
 };
 
-// Futures of those backward passes of this thread that DDP has not finalised
-// yet.
+// Futures of this thread's unfinished backward passes.
 std::vector<Awaited>& awaited() {
   static thread_local std::vector<Awaited> kept;
   return kept;
 }
 
-// Notes `end_ns` as the completion time of those futures of the pass that are
-// complete. They may have completed slightly later, during this call.
-// Incomplete futures are kept for a manual finalisation.
+// Notes `end_ns` as the completion time of the pass's complete futures. Keeps
+// incomplete futures for a manual finalisation.
 void noteReturns(int graph_task, uint64_t end_ns) {
   std::erase_if(awaited(), [&](const Awaited& one) {
     if (one.graph_task != graph_task) {
@@ -65,8 +62,8 @@ void noteReturns(int graph_task, uint64_t end_ns) {
   });
 }
 
-// True if the present finalisation records the run delay. The answer is the
-// same at its begin and at its end.
+// True if the current finalisation records the run delay. The begin and the end
+// of a finalisation get the same answer.
 bool readsRunDelay(Kind kind) {
   static thread_local uint64_t last_ns = 0;
   static thread_local bool reads = false;
@@ -80,7 +77,6 @@ bool readsRunDelay(Kind kind) {
   return reads;
 }
 
-// Returns the time of the record; UINT64_MAX if nothing is recorded.
 uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
@@ -91,8 +87,8 @@ uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   record.*field::kFinalizeEndGraphTask = uint64_t(graph_task);
   record.flags = flags;
   record.thread = Recorder::threadId();
-  // The timestamps are read so that the other clocks' reads are not between
-  // begin and end.
+  // The other clocks are read outside of the interval between the begin's and
+  // the end's timestamps.
   if (kind == Kind::kFinalizeEnd) {
     record.timestamp_ns = nowNs();
   }
@@ -108,9 +104,7 @@ uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   return record.timestamp_ns;
 }
 
-// Marks the begin and end of the finalisation on the device's stream.
 void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
-  // The timeline that `begin` belongs to.
   static thread_local DeviceTimeline* timeline = nullptr;
   static thread_local auto begin = DeviceTimeline::kNoMark;
   static thread_local int begun = -1;
@@ -119,7 +113,7 @@ void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   }
   if (kind == Kind::kFinalizeBegin) {
     if (timeline != nullptr) {
-      // If an earlier finalisation had no end, drops the mark of its begin.
+      // Drops the mark of an earlier finalisation that had no end.
       timeline->forget(begin);
     }
     timeline = DeviceTimeline::main();
@@ -157,8 +151,8 @@ int bracketFinalize() {
   engine.queue_callback([graph_task] {
     recordFinalize(Kind::kFinalizeBegin, graph_task);
     markFinalize(Kind::kFinalizeBegin, graph_task);
-    // This call must be last: it may move the list of callbacks, and the
-    // running callback is in the list.
+    // This call must be last: it may move the list that holds the running
+    // callback.
     torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
       markFinalize(Kind::kFinalizeEnd, graph_task);
       noteReturns(graph_task, recordFinalize(Kind::kFinalizeEnd, graph_task));

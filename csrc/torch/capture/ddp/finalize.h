@@ -8,32 +8,32 @@
 namespace commprof {
 
 // Called when a collective or a DDP bucket is issued. Returns the id of the
-// backward pass (autograd's graph task) that issues it, or -1 outside of one.
-// The first call of each backward pass queues two autograd-engine callbacks.
-// DDP queues its own finalisation, which waits for all buckets, after the last
-// bucket was issued. So the first callback runs just before DDP's finalisation,
-// and the second just after. Both record wall time, thread CPU time and run
-// delay: the training thread waited for wall - CPU - run delay.
+// backward pass (autograd's graph task) that issues it. Outside of a backward
+// pass, returns the pass that worksFor() set.
+//
+// The first call of each pass queues two callbacks in the autograd engine. One
+// runs just before DDP's finalisation, the other just after. Both record wall
+// time, CPU time and run delay of the thread. The training thread waited for
+// wall time - CPU time - run delay.
 int bracketFinalize();
 
-// Begins and ends a finalisation that the script makes itself, outside of the
-// engine's callbacks (DDP.finalize_backward(), from torch 2.15 on), on the
-// calling thread. It counts for the latest backward pass of this thread that
-// issued collectives. If this thread has no such pass (on devices, autograd has
-// threads of its own), it counts for the latest such pass of the process.
+// Begins and ends a finalisation by the script's own call of
+// DDP.finalize_backward() (from torch 2.15 on). The finalisation counts for the
+// latest backward pass of this thread that issued collectives. If this thread
+// has no such pass, it counts for the latest such pass of the process.
 void beginManualFinalize();
 void endManualFinalize();
 
-// Notes that the finalisation of this thread's backward pass probably waits for
-// the operation's `future`: if the future is complete when the finalisation
-// ends, the operation is complete too. Does nothing outside of a pass.
+// Adds `future` to the futures that the finalisation of this thread's backward
+// pass may wait for. If the future is complete when the finalisation ends, the
+// operation counts as complete at that time. Does nothing outside of a backward
+// pass.
 void awaitInPass(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     uint64_t op_id);
 
-// From now on, operations that this thread issues outside of a backward pass
-// count as issued by `graph_task`: a compressor's thread works for the pass
-// that its bucket belongs to. Graph task -1: no pass.
+// Makes operations that this thread issues outside of a backward pass count for
+// the pass `graph_task`; -1: no pass. Compressors' threads use it.
 void worksFor(int graph_task) noexcept;
 
 } // namespace commprof

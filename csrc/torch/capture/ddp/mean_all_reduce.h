@@ -9,10 +9,8 @@
 
 namespace commprof {
 
-// DDP's own mean all-reduce, except that the division cannot be fused with the
-// copy into the bucket. It multiplies by the reciprocal, as DDP does: a
-// division would differ in the last bit if the world size is not a power of
-// two.
+// Multiplies by the reciprocal of the world size, as DDP does. A division could
+// differ in the last bit.
 class MeanAllReduce final : public c10d::CommHookInterface {
  public:
   explicit MeanAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> group)

@@ -21,7 +21,6 @@ Watched& watched() {
   return *w;
 }
 
-// Returns the observed models and forgets those that no longer exist.
 std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
   Watched& all = watched();
   const std::lock_guard<std::mutex> lock(all.mutex);
@@ -35,12 +34,11 @@ std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
   return found;
 }
 
-// Largest number of noted all-reduces: far more than unfinished passes can
-// have.
+// Largest number of noted all-reduces. Unfinished passes have far fewer.
 constexpr size_t kMostNoted = 1 << 14;
 
-// The all-reduces that this thread noted in backward passes that are not over
-// yet. A pass may run inside another one, as reentrant checkpoints do.
+// The all-reduces that this thread noted in unfinished backward passes. Several
+// passes may be unfinished, because reentrant checkpoints nest passes.
 std::vector<NotedAllReduce>& notedHere() {
   static thread_local std::vector<NotedAllReduce> noted;
   return noted;

@@ -1,7 +1,7 @@
-// Observes the gradient buckets of DDP models without a hook: recognises
-// buckets by the tensors that DDP all-reduces. A hook would get the buckets
-// directly. But with a hook, DDP does not divide while it copies into the
-// bucket, and needs one more pass over all gradients.
+// Observes the gradient buckets of DDP models without a hook. Recognises
+// buckets by the tensors that DDP all-reduces. A hook would cost one more pass
+// over all gradients, because DDP then does not divide while it copies into the
+// bucket.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -17,9 +17,9 @@
 
 namespace commprof {
 
-// Returns a hash (FNV-1a) of the shapes of a bucket's parameters. The hash
-// distinguishes buckets with the same index: DDP regroups its buckets after the
-// first step.
+// Returns an FNV-1a hash of the shapes of a bucket's parameters. Two buckets
+// may have the same index, because DDP regroups its buckets after the first
+// step.
 uint64_t signatureOf(const c10d::GradBucket& bucket);
 
 // An all-reduce of a backward pass, and its only tensor.
@@ -41,8 +41,8 @@ class ObservedBuckets {
   bool recording() const noexcept {
     return recording_.load(std::memory_order_relaxed);
   }
-  // Records the all-reduces of this model and removes them from `noted`. Call
-  // it without the reducer's lock, with or without the GIL.
+  // Records this model's buckets among the all-reduces in `noted`, and removes
+  // them from `noted`. Call it without the reducer's lock.
   void take(std::vector<NotedAllReduce>& noted);
 
  private:
@@ -59,8 +59,8 @@ class ObservedBuckets {
   const std::weak_ptr<c10d::Reducer> reducer_;
   std::atomic<bool> recording_{true};
   std::mutex mutex_; // guards the fields below
-  // Keyed by the tensors that DDP keeps for buckets; a sparse bucket gets a new
-  // tensor in each pass.
+  // Keyed by the buckets' tensors. A sparse bucket gets a new tensor in each
+  // pass.
   std::unordered_map<const c10::TensorImpl*, Bucket> buckets_;
   bool settled_ = false; // DDP will not regroup the buckets any more
 };
@@ -71,9 +71,9 @@ bool observesBuckets() noexcept;
 // Notes an all-reduce; called by the thread that issues it in a backward pass.
 void noteAllReduce(const Record& issue, const c10::TensorImpl* tensor);
 
-// Records the all-reduces that this thread noted in the backward pass. Call it
-// after DDP has finalised the pass: DDP may regroup its buckets in the next
-// forward pass.
+// Records the buckets among the all-reduces that this thread noted in the
+// backward pass. Call it after DDP has finalised the pass, and before the next
+// forward pass, in which DDP may regroup its buckets.
 void recordObservedBuckets(int graph_task);
 
 } // namespace commprof

@@ -1,6 +1,5 @@
-// Codecs of the block scheme. They encode values in blocks; the length of an
-// encoding depends only on the number of values. Encodings can be summed, into
-// another encoding or into plain values.
+// Codecs of the block scheme. They encode values in blocks. The length of an
+// encoding depends only on the number of values.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +19,8 @@ class BlockCodec {
   virtual size_t block() const = 0;
   virtual size_t bytes(size_t n) const = 0;
 
-  // `exponent`: see half_scale.h; codecs with their own scales ignore it. All
-  // byte pointers are aligned to 16. The residual may be null.
+  // `exponent`: see half_scale.h; only the half codec uses it. All byte
+  // pointers are aligned to 16 bytes. `residual` may be null.
   virtual void encode(
       const float* x,
       float* residual,
@@ -32,16 +31,17 @@ class BlockCodec {
   // True if a received message of bytes(n) bytes is well-formed.
   virtual bool valid(const std::byte* in, size_t n) const = 0;
 
-  // Writes the encoded mean of in.size() encodings, which are summed in fp32 in
-  // their order. `exponents` are those of the encodings. The mean is rounded
-  // once, with the smallest of them.
+  // Writes the encoded mean of the encodings `in`, summed in fp32 and in order.
+  // `exponents`: one per encoding. The mean is rounded once, with the smallest
+  // exponent.
   virtual void reduce(
       std::span<const std::byte* const> in,
       std::span<const int> exponents,
       size_t n,
       std::byte* out) const = 0;
 
-  // Writes the same mean without rounding; its bits are the same on every rank.
+  // Writes the mean without rounding. The result is bitwise the same on every
+  // rank.
   virtual void mean(
       std::span<const std::byte* const> in,
       std::span<const int> exponents,
@@ -61,6 +61,6 @@ class BlockCodec {
       float* out) const = 0;
 };
 
-std::unique_ptr<BlockCodec> makeHalfCodec(); // topk uses it too
+std::unique_ptr<BlockCodec> makeHalfCodec();
 
 } // namespace commprof::compress

@@ -80,8 +80,6 @@ class HalfCodec : public SixteenBitCodec {
   }
 
  private:
-  // Returns one factor for each encoding. The encoding times its factor is its
-  // share of the mean, scaled by 2^exponent.
   static std::vector<float> factorsTo(
       int exponent,
       std::span<const int> exponents) {

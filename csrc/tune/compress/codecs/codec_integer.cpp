@@ -11,8 +11,8 @@ namespace commprof::compress {
 
 namespace {
 
-// A message contains all scales, then all integers. int8's scales are bfloat16
-// values and are sent as such.
+// A message contains all scales, then all integers. int8's scales are sent as
+// bfloat16 values.
 struct Int8 {
   using Integer = int8_t;
   using Scale = uint16_t;
@@ -83,7 +83,6 @@ class IntegerCodec : public BlockCodec {
     return scales;
   }
 
-  // Pointers into encodings of n values each, with their unpacked scales.
   struct Encodings {
     Encodings(std::span<const std::byte* const> in, size_t n) {
       for (const std::byte* bytes : in) {

@@ -1,7 +1,6 @@
-// Power-of-two scale of fp32 values before their conversion to binary16: the
+// Scales fp32 values by a power of two before their conversion to binary16. The
 // largest magnitude becomes a value in [2^14, 2^15), so that nothing overflows
-// and as little as possible underflows. (Without the scale, half of all
-// gradients lie below binary16's normal range.)
+// and little underflows.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +10,9 @@
 
 namespace commprof::compress {
 
-// Range of the exponents. With larger exponents, 2^-exponent / world could be
-// too small for a normal fp32 number. Only values above kLargestMagnitude would
-// need smaller exponents.
+// Range of the exponents. With larger exponents, 2^-exponent / world could
+// leave fp32's normal range. Values up to kLargestMagnitude need no smaller
+// exponents.
 inline constexpr int kMaxHalfExponent = 100;
 inline constexpr int kMinHalfExponent = -66;
 
@@ -27,9 +26,8 @@ inline bool isFinite(uint32_t max_abs_bits) {
 }
 
 // Returns the exponent for an array whose largest |x| has these bits, see
-// kernels::maxAbsBits(). An array of zeros gets the largest exponent: a sum
-// gets the smallest exponent of its parts, and a rank without gradients must
-// not lower the sum's exponent.
+// kernels::maxAbsBits(). An array of zeros gets the largest exponent, so that
+// it does not lower the exponent of a sum.
 inline int halfExponent(uint32_t max_abs_bits) {
   const int exponent = int(max_abs_bits >> 23) - 127;
   return std::clamp(14 - exponent, kMinHalfExponent, kMaxHalfExponent);

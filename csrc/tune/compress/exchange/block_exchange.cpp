@@ -53,8 +53,8 @@ PieceNote checkPiece(
 
 namespace {
 
-// One bucket in flight. Each piece that is being encoded, sent or summed has a
-// slot of a ring buffer, so that the few bytes in use stay in the caches.
+// Exchanges one bucket. Pieces use the slots of a small ring buffer, so that
+// the bytes in use stay in the caches.
 class OnePhaseRun {
  public:
   OnePhaseRun(
@@ -124,8 +124,6 @@ class OnePhaseRun {
     job_.finite = job_.finite && finite;
   }
 
-  // Copies this rank's encoded piece to job_.sent, unless null, while it is
-  // still in the caches.
   void keep(int piece) {
     if (job_.sent != nullptr) {
       std::byte* const to = job_.sent->payload.data();
@@ -154,9 +152,8 @@ class OnePhaseRun {
         stride_ * (place(piece) * size_t(channel_.size()) + size_t(rank));
   }
 
-  // Number of pieces sent before the first is summed, so that the link always
-  // has a next piece. Otherwise the thread would have to wake up before each
-  // piece is sent, which takes as long as sending it.
+  // Number of pieces that are sent before the first one is summed, so that the
+  // link always has a next piece.
   static constexpr int kAhead = 3;
   static constexpr size_t kPlaces = kAhead + 1;
 
@@ -182,10 +179,9 @@ void runOnePhase(
 
 namespace {
 
-// One bucket in flight. Some pieces are sent to their owners before the first
-// is summed, and some sums are sent back before the first is decoded, so that
-// the link always has a next piece. Otherwise the thread would have to wake up
-// before each piece is sent, which takes as long as sending it.
+// Exchanges one bucket. Some pieces are sent to their owners before the first
+// one is summed, and some sums are sent back before the first one is decoded,
+// so that the link always has a next piece.
 class TwoPhaseRun {
  public:
   TwoPhaseRun(
@@ -309,10 +305,10 @@ class TwoPhaseRun {
     }
   }
 
-  // Adds the error of the second rounding, which is the same on all ranks, to
-  // the owner's residual. The error is multiplied by the world size, because
-  // the mean divides the owner's gradients by the world size. Without this,
-  // values far below the largest value of their block would never be sent.
+  // Adds the error of the second rounding to the owner's residual. Otherwise,
+  // values far below the largest value of their block would never be sent. The
+  // error is multiplied by the world size, because the mean divides the owner's
+  // gradients by the world size.
   void feedBack(
       const std::vector<const std::byte*>& parts,
       Pieces::Range range,
@@ -384,7 +380,7 @@ class TwoPhaseRun {
   std::byte* received_;
   std::byte* results_;
   std::vector<Channel::Pending> scattered_, gathered_;
-  std::vector<PieceNote> notes_; // notes of one piece, by rank
+  std::vector<PieceNote> notes_;
   std::vector<int> exponents_;
 };
 

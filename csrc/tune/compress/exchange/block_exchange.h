@@ -1,15 +1,13 @@
 // Block exchanges in one phase or two.
 //
-// One phase: every rank sends its whole encoded bucket to all others and sums
-// all encodings, including its own, in rank order. The result is equal to the
-// bit on all ranks, with one rounding per rank and none of the sum.
+// One phase: every rank sends its whole encoded bucket to all other ranks and
+// sums all encodings in rank order. Each rank rounds once, and the results are
+// bitwise equal on all ranks.
 //
-// Two phases: each rank owns one chunk of the bucket. All ranks send the owner
-// their encodings of its chunk. It sums them in fp32 in rank order, rounds once
-// and sends the result to all. So a value is rounded twice, whereas a ring of
-// 16-bit values rounds it once per rank. All ranks, the chunk's owner included,
-// decode the same bytes. If a piece has non-finite values, the note (pieces.h)
-// that follows its result reports this.
+// Two phases: each rank owns one chunk of the bucket. All ranks send their
+// encodings of a chunk to its owner. The owner sums the encodings in fp32 in
+// rank order, rounds the sum and sends the result to all ranks. If a piece has
+// non-finite values, the note (pieces.h) of its result reports this.
 #pragma once
 
 #include "tune/compress/codecs/block_codec.h"
@@ -26,16 +24,15 @@ struct BlockScratch {
   Scratch results; // encoded means, with two phases
 };
 
-// Encodes a range of the job's bucket and appends its note (pieces.h). Makes
-// two passes over the values; in the second, they are in the caches.
+// Encodes a range of the job's bucket and appends the range's note (pieces.h).
 void encodePiece(
     const BlockCodec& codec,
     const Job& job,
     Pieces::Range range,
     std::byte* out);
 
-// Returns the note (pieces.h) of a piece of `count` values that `rank` sent;
-// throws PayloadError if the bytes are malformed.
+// Returns the note (pieces.h) of a piece of `count` values that `rank` sent.
+// Throws PayloadError if the bytes are malformed.
 PieceNote checkPiece(
     const BlockCodec& codec,
     const Channel& channel,

@@ -21,7 +21,7 @@ std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners) {
       slots.empty() ? 0 : slots.back().offset + slots.back().numel;
   std::vector<shm::Slice> slices;
   size_t begin = 0;
-  size_t next = 0; // next slot
+  size_t next = 0;
   for (int owner = 0; owner < owners; ++owner) {
     // Cuts nearly equal parts: a slot belongs to the part that contains its
     // middle.
@@ -66,7 +66,7 @@ void HostStage::run(
   } catch (const shm::TeamError&) {
     throw;
   } catch (const std::exception& error) {
-    // Keeps the other ranks of this host from waiting for this one.
+    // The other ranks of this host must not wait for this rank.
     team_->abandon(std::string("between hosts: ") + error.what());
     throw;
   }

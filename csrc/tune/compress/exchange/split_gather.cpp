@@ -44,23 +44,22 @@ namespace {
 using kernels::kSparsePart;
 using kernels::sparseParts;
 
-// Expected number of a rank's chosen places (indices in the bucket) that are in
-// the sample. With 8 ranks, the share of distinct places is then known to about
-// 2 %.
+// Expected number of a rank's chosen places in the sample. A place is an index
+// in the bucket. With 8 ranks, the share of distinct places is then accurate to
+// about 2 %.
 constexpr size_t kWanted = 256;
 constexpr size_t kMost = 2 * kWanted;
 
-// The finaliser of MurmurHash3 (Appleby, public domain). All bits of a place
-// contribute, so that regular choices (for example, every 64th place) are
-// sampled like any others.
+// The finaliser of MurmurHash3 (Appleby, public domain). It mixes all bits, so
+// that regular choices, such as every 64th place, are sampled evenly.
 uint32_t mixed(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x85ebca6bu;
   x = (x ^ (x >> 13)) * 0xc2b2ae35u;
   return x ^ (x >> 16);
 }
 
-// Returns the limit of the sample for ranks that choose k places each: a place
-// is in the sample if mixed(place) is at most this limit.
+// A place is in the sample if mixed(place) is at most the returned limit. `k`:
+// number of places that each rank chooses.
 uint32_t limitFor(size_t k) {
   return uint32_t(
       std::min<uint64_t>(
@@ -126,18 +125,17 @@ using kernels::sparseBytes;
 using kernels::sparseParts;
 
 constexpr uint64_t kEntryBytes = 4;
-// With fewer ranks, this exchange hardly pays even if all choose the same
-// places.
+// With fewer ranks, this exchange saves hardly any bytes.
 constexpr int kFewestRanks = 4;
 // If a rank chooses fewer values, this exchange's three additional messages
 // cost more than the saved bytes.
 constexpr size_t kFewestValues = 16384;
-// The exchange pays only if it sends less than this part of the bytes that are
-// sent otherwise, since it costs additional work.
+// The exchange is used only if it sends less than this fraction of the bytes of
+// the other exchange.
 constexpr double kClearly = 0.9;
 
-// Bytes that a rank sends, averaged over ranks, if the choices of all ranks
-// have `distinct` distinct places.
+// Average number of bytes that a rank sends. `distinct`: number of distinct
+// places that the ranks chose.
 double splitBytes(size_t n, size_t k, int world, double distinct) {
   const double others = double(world - 1);
   return others / world * double(kEntryBytes) * (double(k) + distinct) +
@@ -194,8 +192,6 @@ void SplitGather::run(Job& job, const uint8_t* encoded) {
   share(job);
 }
 
-// Assigns whole parts to owners, so that each owner gets about the same number
-// of chosen values.
 void SplitGather::divide(size_t n) {
   const size_t world = choices_.size(), parts = sparseParts(n);
   uint64_t total = 0;
@@ -205,7 +201,6 @@ void SplitGather::divide(size_t n) {
     }
   }
   regions_.assign(world, {});
-  // Number of values that each rank chose in the parts before `part`.
   std::vector<size_t> before(world, 0);
   uint64_t passed = 0;
   size_t part = 0;
@@ -288,7 +283,7 @@ void SplitGather::sum(Job& job) {
     values_.resize(own.numel);
   }
   found_ = 0;
-  for (size_t i = 0; i < own.numel; ++i) { // branchless
+  for (size_t i = 0; i < own.numel; ++i) {
     places_[found_] = int32_t(i);
     values_[found_] = sums[i];
     found_ += sums[i] != 0;
@@ -342,7 +337,9 @@ void SplitGather::share(Job& job) {
     std::memcpy(&count, messages[r].data(), sizeof(count));
     if (count > regions_[r].numel) {
       refusePayload(
-          int(r), channel, "it announces more sums than it owns places");
+          int(r),
+          channel,
+          "it announces more sums than its part of the bucket has places");
     }
     counts.push_back(count);
     offsets.push_back(bytes);

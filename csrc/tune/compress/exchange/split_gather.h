@@ -1,9 +1,8 @@
-// Exchange of chosen values through owners: each rank owns some parts of the
-// bucket, sums all ranks' chosen values in them and sends everyone the sums,
-// one per place (index in the bucket) that any rank chose. If many ranks choose
-// the same places, this is fewer bytes than sending all choices to everyone.
-// Ok-Topk (Li and Hoefler, PPoPP 2022) does the same, but then sends only the
-// largest sums; here all sums are sent, so no chosen value is dropped.
+// Exchanges chosen values through owners. Each rank owns some parts of the
+// bucket, sums all ranks' chosen values in these parts, and sends the sums to
+// all ranks. If many ranks choose the same places (indices in the bucket), this
+// takes fewer bytes than sending all choices to all ranks. Ok-Topk (Li and
+// Hoefler, PPoPP 2022) does the same, but sends only the largest sums.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +19,11 @@
 
 namespace commprof::compress {
 
-// All-gather of payloads of equal size. Every rank sums all payloads in rank
-// order, including its own in encoded form, so the sum has the same bits on all
-// ranks.
+// All-gather of payloads of equal size. The result includes this rank's own
+// payload, so that all ranks can compute bitwise equal sums.
 class Gather {
  public:
-  // Returns the buffer for this rank's payload of `bytes` bytes, a size that is
+  // Returns the buffer for this rank's payload. `bytes`: size of the payload,
   // the same on all ranks.
   std::byte* prepare(size_t bytes, const Channel& channel);
   std::span<const std::byte> mine() const {
@@ -53,56 +51,52 @@ inline const uint8_t* octets(const std::byte* bytes) {
   return reinterpret_cast<const uint8_t*>(bytes);
 }
 
-// Summary of a rank's chosen values, which is sent before the values. It holds
-// the number of chosen values in each part of the bucket, and the chosen places
-// that belong to a small sample of places. The sample is the same on all ranks.
-// The numbers determine how much each rank sends to each owner; the sample
-// shows about how many places the ranks have in common.
+// Summary of the places that a rank chose, sent before the values. The counts
+// determine how much each rank sends to each owner. The sample of places is the
+// same on all ranks; it shows about how many places the ranks have in common.
 struct Choices {
-  std::vector<uint32_t> counts; // [part of kernels::kSparsePart places]
+  std::vector<uint32_t> counts; // number of chosen places in each part
   std::vector<uint32_t> drawn; // chosen places that are in the sample
 };
 
-// Size of the message that holds Choices, for a bucket of n values.
+// Size in bytes of the message that holds Choices, for a bucket of n values.
 size_t choicesBytes(size_t n);
 
-// Writes the message with the Choices of this rank, which chose the places
-// `chosen`, all below n and in ascending order.
+// Writes the Choices of this rank to a message. `chosen`: this rank's places,
+// all below n, in ascending order.
 void writeChoices(std::span<const int32_t> chosen, size_t n, std::byte* out);
 
-// Returns the Choices in a message, or null if they are not k places in a
-// bucket of n values. The message is choicesBytes(n) long and may have any
-// content.
+// Reads Choices from a message of choicesBytes(n) bytes. Returns nothing if the
+// content is invalid or does not describe k places.
 std::optional<Choices> readChoices(const std::byte* in, size_t n, size_t k);
 
-// Returns the number of distinct places that the ranks chose, divided by the
-// number of all choices (a place that r ranks chose counts r times): from 1 /
-// ranks to 1, estimated from the sample. Equal on all ranks.
+// Estimates, from the sample, the number of distinct chosen places divided by
+// the number of all choices. A place that r ranks chose counts as r choices.
+// The result is the same on all ranks.
 double distinctShare(std::span<const Choices> ranks);
 
 class SplitGather {
  public:
-  // True if the exchange may send clearly less than `other_bytes`, the bytes a
-  // rank sends otherwise, so that agree() is worth its message. Depends only on
-  // values that all ranks know.
+  // True if the exchange may send clearly less than `other_bytes`, the bytes
+  // that a rank sends otherwise. Call agree() only then. The result is the same
+  // on all ranks.
   static bool canPay(size_t n, size_t k, int world, uint64_t other_bytes);
 
-  // True, on all ranks alike, if run() will send clearly less than
-  // `other_bytes`; blocks. `chosen` are this rank's places in ascending order.
+  // True if run() will send clearly less than `other_bytes`; blocks. The result
+  // is the same on all ranks. `chosen`: this rank's places in ascending order.
   bool agree(Job& job, std::span<const int32_t> chosen, uint64_t other_bytes);
 
-  // Exchanges the values and leaves the mean in the bucket; called after
-  // agree(). `encoded` contains this rank's chosen values with their places,
-  // see kernels/linear/sparse.h. Rounding errors of the sums are added to the
-  // owner's residual, if any.
+  // Exchanges the values and writes the mean to the bucket. Call it after
+  // agree(). `encoded`: this rank's chosen values with their places, see
+  // kernels/linear/sparse.h.
   void run(Job& job, const uint8_t* encoded);
 
  private:
   // The part of the bucket that one owner sums.
   struct Region {
-    size_t begin = 0; // first value
+    size_t begin = 0;
     size_t numel = 0;
-    // By rank: the region's range in the rank's encoding.
+    // [rank]: the region's range in the rank's encoding.
     std::vector<kernels::SparseRange> from;
   };
 
@@ -116,7 +110,7 @@ class SplitGather {
   std::vector<Region> regions_; // by owner
   Gather gather_; // exchanges choices, and the number of sums of each owner
   Scratch sent_, received_, sums_, lost_, results_;
-  // By sender: its encoded values for the region that this rank owns.
+  // [rank]: the rank's encoded values for the region that this rank owns.
   std::vector<const uint8_t*> parts_;
   std::vector<int32_t> places_; // places of the found_ nonzero sums
   std::vector<float> values_;

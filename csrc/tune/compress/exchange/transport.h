@@ -1,6 +1,5 @@
-// Interface through which an exchange sends bytes between ranks.
-// Implementations use sockets and c10d in training, and threads in the core's
-// own tests.
+// Interface for sending bytes between ranks. Implementations use sockets and
+// c10d in training, and threads in tests.
 #pragma once
 
 #include <cstddef>
@@ -16,31 +15,31 @@ class TransportError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A transfer in flight. wait() must be called exactly once, before the buffers
-// are used again; it throws TransportError. A transfer may be destroyed without
-// wait() only during stack unwinding.
+// A transfer in flight. Call wait() exactly once, before the buffers are used
+// again; it throws TransportError. Only stack unwinding may destroy a transfer
+// without wait().
 class Transfer {
  public:
   virtual ~Transfer() = default;
   virtual void wait() = 0;
 };
 
-// Not thread-safe. All ranks start the same transfers in the same order;
-// several may be in flight. Each call sends one message per peer.
+// Not thread-safe. All ranks start the same transfers in the same order.
+// Several transfers may be in flight. Each call sends one message per peer.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // For each peer r: sends send[r] to it and fills recv[r] from it. Lengths
-  // must agree at both ends. The rank's own entries are ignored; an empty entry
-  // sends nothing. The same bytes may be sent to several peers.
+  // Sends send[r] to each peer r, and receives recv[r] from peer r. Lengths
+  // must agree at both ends. The rank's own entries are ignored. Empty entries
+  // transfer nothing. Several entries of `send` may point to the same bytes.
   virtual std::unique_ptr<Transfer> exchange(
       std::span<const std::span<const std::byte>> send,
       std::span<const std::span<std::byte>> recv) = 0;
 
-  // Sums in place; the result is equal to the bit on all ranks.
+  // Sums in place. The result is bitwise equal on all ranks.
   virtual std::unique_ptr<Transfer> allReduceSum(std::span<float> data) = 0;
 
   // Returns the number by which error messages name `rank`.
@@ -48,10 +47,11 @@ class Transport {
     return rank;
   }
 
-  // Announces that this rank sends nothing more, so that peers fail before
-  // their timeouts, if the implementation supports it.
+  // Announces that this rank sends nothing more, so that peers do not wait
+  // until their timeouts. Some implementations do nothing.
   virtual void abandon() noexcept {}
-  // Makes other threads' waits fail, if supported. Any thread may call it.
+  // Makes the waits of other threads fail. Some implementations do nothing. Any
+  // thread may call it.
   virtual void interrupt() noexcept {}
 };
 

@@ -8,9 +8,9 @@ namespace commprof::compress {
 
 namespace {
 
-// One phase sends W - 1 times the encoded bucket, two phases 2 (W - 1) / W
-// times. For two ranks these are equal, and one phase sends and rounds each
-// piece once instead of twice. forecast/costs/hook_costs.py uses the same rule.
+// For two ranks, one and two phases send the same number of bytes, but one
+// phase rounds each value only once. For more ranks, two phases send fewer
+// bytes. forecast/costs/hook_costs.py uses the same rule.
 bool inOnePhase(int world) {
   return world <= 2;
 }

@@ -1,9 +1,8 @@
-// Scheme that sends every value in fewer bits: in two phases, or in one for two
-// ranks, where one phase sends no more bytes (block_exchange.h).
+// Sends every value in fewer bits, with the exchanges of block_exchange.h.
 //
 // Non-finite values must not change a residual. So if there is a residual, a
 // pass over the bucket looks for such values first. Without a residual, the
-// note of each piece (pieces.h) reports them.
+// note of each piece (pieces.h) reports such values.
 #pragma once
 
 #include <memory>

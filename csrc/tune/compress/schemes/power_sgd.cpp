@@ -13,8 +13,6 @@ namespace commprof::compress {
 
 namespace {
 
-// True if both factors together have at most half the matrix's size; otherwise
-// the matrix is sent raw.
 bool worthIt(const Slot& slot, size_t rank) {
   return slot.cols != 0 &&
       2 * rank * (size_t(slot.rows) + slot.cols) <= slot.numel;
@@ -118,7 +116,6 @@ void PowerSgd::project(const Job& job, const Plan& plan, float* residual) {
   }
 }
 
-// Keeps the raw values, P with orthonormal columns, and this rank's own Q.
 void PowerSgd::keep(const Plan& plan, Sent& sent) const {
   sent.payload.resize((plan.raw + plan.p + plan.q) * sizeof(float));
   std::byte* out = sent.payload.data();
@@ -183,9 +180,9 @@ std::vector<float>& PowerSgd::startOf(const Matrix& matrix, uint64_t step) {
   return q;
 }
 
-// Only the direction of q's rows matters. The rows are scaled by powers of two
-// to a size near 1; otherwise P would grow with the square of the gradients. A
-// row of zeros would stay zero and is filled randomly.
+// Scales q's rows to a size near 1; otherwise P would grow with the square of
+// the gradients. A row of zeros would stay zero, and is therefore filled
+// randomly.
 void PowerSgd::warmStart(const Matrix& matrix, const float* q, uint64_t step) {
   std::vector<float>& start = q_[matrix.parameter];
   for (int row = 0; row < matrix.rank; ++row) {
@@ -206,7 +203,6 @@ void PowerSgd::warmStart(const Matrix& matrix, const float* q, uint64_t step) {
   }
 }
 
-// Fills a row uniformly from [-1, 1), equal on all ranks.
 void PowerSgd::fillRandomly(
     const Matrix& matrix,
     uint64_t step,

@@ -1,8 +1,8 @@
 // PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): approximates each matrix
-// M as a low-rank product P Q with one power iteration, which begins with the Q
-// of the previous training step. Each bucket takes two all-reduces: first P =
-// M Q' and all values not worth a factorisation, then Q = P' M with P's columns
-// orthonormalised.
+// M by a product P Q of low rank. One power iteration per step improves the Q
+// of the previous step. Each bucket takes two all-reduces: first P = M Q'
+// together with all values that are not factorised, then Q = P' M with P's
+// columns orthonormalised.
 #pragma once
 
 #include <map>
@@ -43,7 +43,8 @@ class PowerSgd : public Scheme {
     size_t count = 0;
     size_t raw = 0; // offset in the first all-reduce
   };
-  // The first all-reduce contains the raw values and all P, the second all Q.
+  // The first all-reduce contains the raw values and all P. The second
+  // all-reduce contains all Q.
   struct Plan {
     std::vector<Matrix> matrices;
     std::vector<Range> ranges;

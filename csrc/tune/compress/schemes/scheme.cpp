@@ -24,14 +24,12 @@ double norm2(const float* x, size_t n) {
   return kernels::compare(x, x, n).wanted_norm2;
 }
 
-// Returns 0 if `whole` is 0: no values, no error.
 double ratio(double part, double whole) {
   return whole > 0 ? part / whole : 0;
 }
 
 // Counts the values that were sent as less than half of their size, but not as
-// zero. Rounding does not cause this: it keeps at least 2/3 of a value that it
-// does not turn into zero.
+// zero. Rounding alone never does this.
 uint64_t countSaturated(const float* wanted, const float* sent, size_t n) {
   uint64_t count = 0;
   for (size_t i = 0; i < n; ++i) {

@@ -1,9 +1,7 @@
-// Interface of compression schemes. The compressor first calls inspect(). Then
-// all ranks agree on the exchange; if inspect() looked for non-finite values,
-// they also agree whether there are any. Finally the compressor calls run().
+// Interface of compression schemes. The compressor calls inspect(), exchanges
+// headers with all ranks (wire.h), and then calls run().
 //
-// The class Quality measures how well a scheme represents this rank's own
-// gradients, for a BucketReport.
+// Quality measures how well a scheme represents this rank's own gradients.
 #pragma once
 
 #include <map>
@@ -25,18 +23,18 @@ namespace commprof::compress {
 struct Proposal {
   const Bucket& bucket;
   const float* residual; // as in Job
-  Scratch& next; // memory for a next residual
+  Scratch& next; // memory for the next residual
   int world;
   BucketReport& report;
 };
 
 struct Snapshot {
   // Bits of the largest |gradient + residual|, see kernels::maxAbsBits(). 0 if
-  // inspect() leaves it to run() to detect non-finite values.
+  // run() detects non-finite values instead.
   uint32_t max_bits = 0;
-  // True if inspect() has overwritten the bucket's gradients and filled
-  // Proposal::next, which becomes the residual once all ranks' values are known
-  // to be finite.
+  // True if inspect() has overwritten the bucket's gradients and written a new
+  // residual to Proposal::next. The new residual is used if the values of all
+  // ranks are finite.
   bool moved = false;
 };
 
@@ -60,8 +58,8 @@ class Scheme {
  public:
   virtual ~Scheme() = default;
 
-  // For a bucket of n values: number of values to send, or rank of the factors.
-  // It must be the same on all ranks. 0 if the scheme has no such number.
+  // Returns the number of values to send for a bucket of n values, or the rank
+  // of the factors. 0 if the scheme has no such number. The same on all ranks.
   virtual uint32_t k(size_t /*n*/) const {
     return 0;
   }
@@ -72,9 +70,9 @@ class Scheme {
   }
   // Finds the largest value in one pass over the bucket, unless overridden.
   virtual Snapshot inspect(const Proposal& proposal);
-  // Encodes and exchanges the bucket, leaves the mean in it, and adds to the
-  // report's payload bytes. With a residual, gradient + residual is encoded,
-  // and the rounding error becomes the new residual.
+  // Exchanges the encoded bucket and writes the mean to the bucket. Adds to the
+  // report's payload bytes. With a residual, encodes gradient + residual, and
+  // stores the rounding error as the new residual.
   virtual void run(Job& job) = 0;
 
   // Adds the values that run() kept in `sent` to `dense`.
@@ -83,7 +81,7 @@ class Scheme {
       std::span<const Slot> slots,
       float* dense) = 0;
 
-  // Bytes sent per rank, averaged over ranks, without handshakes.
+  // Average number of bytes that a rank sends, without handshakes.
   virtual uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
       const = 0;
 
@@ -104,8 +102,7 @@ struct SchemeSettings {
   size_t piece_bytes = 0; // approximate encoded size of a piece
 };
 
-// Functions that make a scheme. Each is defined beside the scheme's class; the
-// one for "none" returns null.
+// Functions that make a scheme. makeNone() returns null.
 #define X(scheme, code, name, feedback, exchange, meaning) \
   std::unique_ptr<Scheme> make##scheme(const SchemeSettings& settings);
 COMMPROF_SCHEMES(X)
@@ -113,9 +110,10 @@ COMMPROF_SCHEMES(X)
 
 class Quality {
  public:
-  // Copies gradient + residual (which may be null); called before inspect().
+  // Copies gradient + residual. `residual` may be null. Call it before
+  // inspect().
   void begin(const Bucket& bucket, const float* residual);
-  // Compares the copy with what was sent; called after run().
+  // Compares the copy with the values that were sent. Call it after run().
   void finish(const Job& job, Scheme& scheme);
 
  private:

@@ -84,9 +84,7 @@ uint32_t TopK::largestChosen() const {
   return kernels::maxAbsBits(values_.data(), values_.size());
 }
 
-// Puts the chosen values back into the residual. choose() has stored the sum of
-// gradient and old residual there, with zeros at the chosen places. Now the sum
-// is whole again, to the bit.
+// Puts the chosen values back into the residual, where choose() has left zeros.
 void TopK::unchoose(Job& job) {
   const bool moved = chosen_ && job.residual != nullptr;
   for (size_t i = 0; moved && i < indices_.size(); ++i) {

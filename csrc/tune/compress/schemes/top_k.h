@@ -1,9 +1,8 @@
-// Scheme that sends exactly the k values of largest magnitude as binary16 with
-// their places, 4 bytes each (kernels/linear/sparse.h). Of three exchanges, it
-// uses the one that sends least: every rank's choices go to every rank; or each
-// rank sums the choices in its own part of the bucket and sends the sums to all
-// ranks (split_gather.h); or, for large k, all values are sent as binary16 in
-// two phases.
+// Sends exactly the k values of largest magnitude, as binary16 with their
+// places, 4 bytes each (kernels/linear/sparse.h). Uses the exchange that sends
+// the fewest bytes: all choices go to all ranks; or owners sum the choices
+// (split_gather.h); or, for large k, all values are sent as binary16 in two
+// phases.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +16,8 @@
 
 namespace commprof::compress {
 
-// Smaller buckets are sent in fp32: choosing values would cost more time than
-// it saves, and a small share of them would be less than one value.
+// Smaller buckets are sent in fp32, because choosing values would take more
+// time than it saves.
 inline constexpr size_t kSmallestSparse = 4096; // values: 16 KiB
 
 // Number of values to send, equal on all ranks; at least one for n > 0.
@@ -33,20 +32,20 @@ class TopK : public Scheme {
 
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
-  // Chooses the values to send, unless all values will be sent. The result
-  // holds the largest of the chosen values.
+  // Chooses the values to send, unless all values will be sent. The result has
+  // the bits of the largest chosen value.
   Snapshot inspect(const Proposal& proposal) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;
-  // An upper bound: leaves out the exchange of split_gather.h, which is used
-  // only if it sends less.
+  // An upper bound, because the exchange of split_gather.h may send fewer
+  // bytes.
   uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
       const override;
 
  private:
-  // True if k entries of 4 bytes, sent to all other ranks, take at least as
-  // many bytes as an exchange of all values as halves in two phases.
+  // True if an exchange of all values as binary16 takes no more bytes than
+  // sending k values to all other ranks.
   bool dense(size_t n, int world) const;
   bool maySplit(std::span<const Slot> slots, size_t n, int world) const;
   void choose(const Proposal& proposal);

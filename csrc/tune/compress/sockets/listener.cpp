@@ -57,7 +57,6 @@ Endpoint parse(const std::string& text) {
       " hexadecimal digits, separated by spaces)");
 }
 
-// First message of the connecting rank.
 struct Hello {
   std::array<char, 8> magic{'c', 'o', 'm', 'm', 'p', 'r', 'o', 'f'};
   uint32_t version = 1;
@@ -74,15 +73,13 @@ bool sameSecret(const Hello& hello, const std::string& secret) {
   return different == 0;
 }
 
-// Accepted connections that have not sent their Hello yet. All are read at the
-// same time, so that a stranger that sends nothing does not delay the others.
+// Accepted connections that have not sent their Hello yet. They are read
+// together, so that a silent connection does not delay the others.
 class Callers {
  public:
-  // `ranks`: number of ranks that may connect at the same time.
   Callers(const TcpSocket& listening, const std::string& secret, size_t ranks)
       : listening_(listening), secret_(secret), most_(ranks + kStrangers) {}
 
-  // Next connection with the secret, and its rank. Throws std::system_error.
   TcpSocket next(uint32_t& rank, Deadline deadline) {
     for (;;) {
       const auto complete = std::ranges::find_if(
@@ -104,14 +101,14 @@ class Callers {
   }
 
  private:
-  // Number of connections of strangers that are kept beside those of the ranks.
-  // If there are more connections, the oldest one is dropped.
+  // Number of kept connections in addition to one per rank. If there are more
+  // connections, the oldest one is dropped.
   static constexpr size_t kStrangers = 64;
 
   struct Caller {
     TcpSocket socket;
     Hello hello;
-    size_t hello_bytes = 0; // bytes received
+    size_t hello_bytes = 0;
   };
 
   void await(Deadline deadline) {
@@ -152,7 +149,6 @@ class Callers {
     }
   }
 
-  // Reads as much as possible without blocking; false if the connection ended.
   static bool readHello(Caller& caller) {
     while (caller.hello_bytes < sizeof(Hello)) {
       const ssize_t bytes = recv(

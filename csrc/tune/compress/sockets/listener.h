@@ -16,16 +16,17 @@ namespace commprof::net {
 class Listener {
  public:
   // `address`: numeric address at which the other ranks reach this host. Throws
-  // as TcpSocket::listening().
+  // the errors of TcpSocket::listening().
   explicit Listener(const std::string& address);
 
-  // Returns what the other ranks need to connect. It contains a secret without
-  // which no connection is accepted, so only the other ranks may read it.
+  // Returns the text that the other ranks need to connect. The text contains a
+  // secret, so only the other ranks may read it.
   std::string endpoint() const;
 
-  // Connects the ranks. All ranks call it once with all endpoints, by rank.
-  // Throws std::runtime_error that names the missing rank. `patience`: time
-  // limit for all connections; `names` and `timeout`: see Mesh.
+  // Connects the ranks. Every rank calls it once, with the endpoints of all
+  // ranks in rank order. Throws std::runtime_error, which names the missing
+  // rank. `patience`: time limit for all connections; `names` and `timeout`:
+  // see Mesh.
   std::shared_ptr<Mesh> connect(
       int rank,
       std::span<const std::string> endpoints,

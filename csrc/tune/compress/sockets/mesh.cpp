@@ -29,7 +29,7 @@ void Mesh::begin(
     std::span<const std::span<std::byte>> receive,
     int* left) {
   checkUsable();
-  // Each rank begins with its successor, so that not all send to the same rank.
+  // Each rank begins with its successor, so that the load is spread.
   for (int step = 1; step < size(); ++step) {
     const int to = (rank_ + step) % size();
     if (!send[size_t(to)].empty()) {
@@ -52,8 +52,6 @@ void Mesh::finish(const int* left) {
   }
 }
 
-// Waits until one of the streams can move bytes again, and then moves bytes in
-// all streams that can.
 void Mesh::awaitAny() {
   std::vector<pollfd> awaited;
   std::vector<int> peers;
@@ -83,7 +81,6 @@ void Mesh::awaitAny() {
   }
 }
 
-// Lists at most four ranks, to keep errors of large jobs readable.
 std::string Mesh::stillWaiting(const std::vector<int>& peers) const {
   constexpr size_t kMost = 4;
   std::string text;
@@ -108,8 +105,7 @@ void Mesh::advance(int peer, short events) {
 }
 
 void Mesh::fail(const std::string& reason) {
-  // If true, the streams failed because this rank called abandon() or
-  // interrupt().
+  // True if this rank called abandon() or interrupt().
   const bool stopped = !usable();
   abandon();
   throw compress::TransportError(

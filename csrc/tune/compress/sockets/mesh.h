@@ -1,8 +1,8 @@
 // Mesh: this rank's TCP connections to all other ranks of a group, and the
 // messages in flight on them.
 //
-// SocketTransport: a compressor's transport over its own connections. Messages
-// move in the thread that waits for them, so no other thread needs waking.
+// SocketTransport: a compressor's transport over its own connections. The
+// thread that waits for messages also moves them.
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,8 @@ namespace commprof::net {
 // Not thread-safe, unless noted.
 class Mesh {
  public:
-  // `sockets`: one per rank, empty for this rank. `names`: for each rank, the
-  // number by which error messages name it. If no byte moves for `timeout`, the
-  // awaited ranks are considered lost.
+  // `sockets`: one per rank, empty for this rank. `names`: the ranks' numbers
+  // in error messages. If no byte moves for `timeout`, exchanges fail.
   Mesh(
       int rank,
       std::vector<TcpSocket> sockets,
@@ -41,10 +40,9 @@ class Mesh {
     return names_[size_t(rank)];
   }
 
-  // Starts the exchange that compress::Transport::exchange() describes. `left`
-  // counts its unfinished messages; `left` and all bytes must stay valid until
-  // it is 0, or until abandon(). Like finish(), throws compress::TransportError
-  // that names the rank.
+  // Starts an exchange, see compress::Transport::exchange(). `left` counts the
+  // unfinished messages. `left` and all bytes must stay valid until `left` is
+  // 0, or until abandon(). begin() and finish() throw compress::TransportError.
   void begin(
       std::span<const std::span<const std::byte>> send,
       std::span<const std::span<std::byte>> receive,
@@ -63,7 +61,7 @@ class Mesh {
   }
 
  private:
-  void advance(int peer, short events = 0); // events: result of poll()
+  void advance(int peer, short events = 0);
   void awaitAny();
   void checkUsable() const;
   [[noreturn]] void fail(const std::string& reason);
@@ -78,8 +76,8 @@ class Mesh {
 
 class SocketTransport final : public compress::Transport {
  public:
-  // `sums`: transport of the same ranks for all-reduces. Other code may use the
-  // mesh before and after this object's lifetime, but not during it.
+  // `sums`: transport for all-reduces of the same ranks. While this object
+  // exists, other code must not use the mesh.
   SocketTransport(
       std::shared_ptr<Mesh> mesh,
       std::unique_ptr<compress::Transport> sums);
@@ -98,7 +96,7 @@ class SocketTransport final : public compress::Transport {
   int nameOf(int rank) const override {
     return mesh_->nameOf(rank);
   }
-  // abandon() and interrupt() affect messages only; all-reduces end with the
+  // abandon() and interrupt() do not end all-reduces, which end with the
   // timeout of `sums`.
   void abandon() noexcept override {
     mesh_->abandon();

@@ -14,8 +14,8 @@ namespace commprof::net {
 
 namespace {
 
-// Largest number of bytes moved per call, so that neither direction delays the
-// other for long and copied bytes are still in the caches when they are used.
+// Largest number of bytes moved per call. With a larger number, one direction
+// would delay the other for long.
 constexpr size_t kMostBytes = size_t(1) << 20;
 
 constexpr const char* kEnded =
@@ -31,7 +31,6 @@ bool wouldBlock(int error) {
   throw StreamError(ended ? kEnded : std::generic_category().message(error));
 }
 
-// Fills `parts` with [frame][bytes] from byte `done` on; returns their number.
 int restOf(
     void* frame,
     size_t frame_bytes,
@@ -151,7 +150,6 @@ bool Stream::receiveSome() {
   return moved(receiving_, size_t(bytes)) || all;
 }
 
-// Advances the front message; true if it is complete.
 template <class Byte>
 bool Stream::moved(std::deque<Message<Byte>>& queue, size_t bytes) {
   auto& message = queue.front();
@@ -165,7 +163,8 @@ bool Stream::moved(std::deque<Message<Byte>>& queue, size_t bytes) {
 }
 
 short Stream::awaited() const noexcept {
-  // POLLRDHUP is a sender's only sign that the peer no longer reads.
+  // If nothing is to be received, only POLLRDHUP shows that the peer closed the
+  // connection.
   const int sending = sending_.empty() ? 0 : POLLOUT;
   const int receiving = receiving_.empty() ? 0 : POLLIN;
   const int end = sending != 0 && receiving == 0 ? POLLRDHUP : 0;

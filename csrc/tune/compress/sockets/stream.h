@@ -1,6 +1,5 @@
 // Messages between this rank and one other rank, in order for each direction.
-// Data moves only in advance(). The class uses no thread, and memory only for
-// messages in flight. Sent bytes may be reused once the kernel has copied them.
+// Data moves only in advance().
 #pragma once
 
 #include <array>
@@ -24,9 +23,9 @@ class Stream {
   Stream() = default; // not connected
   explicit Stream(TcpSocket socket) : socket_(std::move(socket)) {}
 
-  // Queue a message. `left` counts messages in flight and is decremented once
-  // this message is complete. `left` and the bytes must stay valid until then,
-  // or until abandon().
+  // Both functions queue a message. `left` counts unfinished messages: it is
+  // incremented now, and decremented when the message is complete. `left` and
+  // the bytes must stay valid until then, or until abandon().
   void send(std::span<const std::byte> bytes, int* left);
   void receive(std::span<std::byte> bytes, int* left);
 
@@ -38,20 +37,21 @@ class Stream {
   }
   // Events to poll() for before advance(); 0 if nothing is in flight.
   short awaited() const noexcept;
-  // Checks poll()'s result; throws StreamError if the peer stopped reading.
+  // `events`: result of poll(). Throws StreamError if the peer closed the
+  // connection.
   void check(short events) const;
-  // Progress of the next message, as the beginning of a phrase that ends with
-  // the rank: "2 of 9 bytes from".
+  // Returns the progress of the next message, such as "2 of 9 bytes from". The
+  // caller adds the rank.
   std::string progress() const;
 
-  // Drops all messages in flight. The peer can still read what was sent,
-  // followed by end-of-file.
+  // Drops all messages in flight. The peer can read the bytes that were sent,
+  // and then end-of-file.
   void abandon() noexcept;
 
  private:
-  // Precedes each message: the message's index, which counts from 0 in each
-  // direction, and its length. The receiver knows both values in advance; if
-  // others arrive, the ranks do not exchange the same messages.
+  // Precedes each message. `number`: index of the message in its direction,
+  // from 0. The receiver knows both values in advance. Other values show that
+  // the ranks exchange different messages.
   struct Frame {
     uint64_t number = 0;
     uint64_t bytes = 0;
@@ -78,7 +78,7 @@ class Stream {
   std::deque<Message<const std::byte>> sending_;
   std::deque<Message<std::byte>> receiving_;
   uint64_t sent_ = 0, received_ = 0; // indices of the next messages
-  Frame arrived_; // frame of the message being received
+  Frame arrived_;
 };
 
 } // namespace commprof::net

@@ -52,7 +52,6 @@ void waitFor(int fd, short events, Deadline deadline, const std::string& what) {
   }
 }
 
-// Disables Nagle's algorithm, so that small messages are sent immediately.
 void sendAtOnce(int fd) {
   const int on = 1;
   if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0) {
@@ -157,7 +156,6 @@ TcpSocket::TcpSocket(TcpSocket&& other) noexcept {
   *this = std::move(other);
 }
 
-// Swaps the two sockets.
 TcpSocket& TcpSocket::operator=(TcpSocket&& other) noexcept {
   Open& open = Open::instance();
   const std::lock_guard<std::mutex> lock(open.mutex);

@@ -1,6 +1,6 @@
-// A non-blocking TCP socket that only this process uses: it is closed in forked
-// children, which would otherwise keep the connection open after this process
-// ends, and it is not inherited by exec.
+// A non-blocking TCP socket that only this process uses. Forked children close
+// it; otherwise they would keep the connection open after this process ends.
+// exec() closes it as well.
 #pragma once
 
 #include <chrono>
@@ -15,10 +15,10 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 class TcpSocket {
  public:
-  // `address` is numeric, IPv4 or IPv6. listening(), connected() and accepted()
-  // throw std::system_error. connected() throws it with std::errc::timed_out
-  // after the deadline; for an invalid address, the first two throw
-  // std::invalid_argument.
+  // `address`: numeric, IPv4 or IPv6. Any other text throws
+  // std::invalid_argument. listening(), connected() and accepted() throw
+  // std::system_error. After the deadline, connected() throws it with
+  // std::errc::timed_out.
   static TcpSocket listening(const std::string& address); // on any free port
   static TcpSocket connected(
       const std::string& address,
@@ -27,7 +27,7 @@ class TcpSocket {
   // Accepts a connection; returns nothing if none is pending.
   std::optional<TcpSocket> accepted() const;
 
-  TcpSocket() = default; // empty
+  TcpSocket() = default;
   TcpSocket(TcpSocket&& other) noexcept;
   TcpSocket& operator=(TcpSocket&& other) noexcept;
   ~TcpSocket();
@@ -42,7 +42,7 @@ class TcpSocket {
   void sendAll(const void* data, size_t bytes, Deadline deadline) const;
 
  private:
-  struct Open; // all open sockets of this process
+  struct Open;
   explicit TcpSocket(int fd);
   int fd_ = -1;
 };

@@ -1,5 +1,4 @@
-// Encoding of blocks of values as integers, and the integers' memory layout,
-// for block_quant.simd.cpp.
+// Encodes blocks of values as integers, for block_quant.simd.cpp.
 #pragma once
 
 #include <cstring>
@@ -11,8 +10,8 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 
 namespace {
 
-// read() returns the values i to i + 15 of a block, for i a multiple of 16.
-// write() calls integersAt(i) once for each such i.
+// read() returns values i to i + 15 of a block; i is a multiple of 16. write()
+// calls integersAt(i) once for each multiple of 16.
 struct Int8 {
   using Byte = int8_t;
   static constexpr size_t kValues = kInt8Block;
@@ -82,7 +81,7 @@ inline float asBfloat16(float x) {
   return floatFromBits(int32_t(bits & 0xffff0000u));
 }
 
-// Scale of a block whose largest magnitude has these bits.
+// Returns the scale of a block. `largest_bits`: bits of the largest magnitude.
 template <class Format>
 inline float scaleFor(int32_t largest_bits) {
   constexpr float kSmallestNormal = 0x1p-126f;
@@ -91,8 +90,7 @@ inline float scaleFor(int32_t largest_bits) {
   return exact < kSmallestNormal ? 0 : scale;
 }
 
-// Writes the block whose values are at `values`. With kFeedback, replaces each
-// value by its rounding error.
+// With kFeedback, replaces each value by its rounding error.
 template <class Format, bool kFeedback, class Values>
 inline void writeBlock(
     Values* values,
@@ -126,8 +124,8 @@ inline int32_t largestOf(const float* x, float* residual) {
   return maxLanes(largest);
 }
 
-// Number of blocks encoded together, so that the slow maximum and divisions of
-// one block overlap with those of the others.
+// Number of blocks that are encoded together, so that their slow operations
+// overlap.
 constexpr size_t kTogether = 4;
 
 // Encodes `count` whole blocks, at most kTogether.

@@ -1,13 +1,11 @@
 // Quantisation to integers with one scale per block: max|x| / 7 over 64 values
 // (int4), or max|x| / 127 over 128 values (int8). int8's scale is rounded to
-// bfloat16, so that it can be sent in 16 bits. This changes max|x| / scale by
-// less than 0.25, so that it still becomes the integer 127. A block has scale 0
-// and integers 0 if its values are all zero or its scale would be denormal. The
-// last block may be short. Inputs must be finite: check with maxAbsBits()
-// (compare.h) first.
+// bfloat16, so that it takes 16 bits. A block has scale 0 and integers 0 if its
+// values are all zero or its scale would be denormal. The last block may be
+// short. Inputs must be finite: check with maxAbsBits() (compare.h) first.
 //
 // int4: byte j of a block holds value j in its low four bits and value j + 32
-// in its high ones, in two's complement; a short last block is padded with
+// in its high four bits, in two's complement. A short last block is padded with
 // zeros.
 //
 // If `residual` is not null, x + residual is encoded, and residual then holds
@@ -45,7 +43,7 @@ void decodeInt8(
     float* out,
     size_t n,
     float factor);
-// Sums `count` encodings in fp32 in their order, multiplies by factor, and
+// Sums `count` encodings in fp32 in the given order, multiplies by factor, and
 // encodes the sum, with one rounding. Negative or non-finite scales count as 0.
 void reduceInt8(
     const int8_t* const* in,
@@ -55,7 +53,7 @@ void reduceInt8(
     int8_t* out,
     float* out_scales,
     size_t n);
-// Computes the same sums without encoding them.
+// Like reduceInt8(), but does not encode the sum.
 void sumInt8(
     const int8_t* const* in,
     const float* const* scales,

@@ -121,8 +121,6 @@ inline float trusted(float scale) {
   return scale >= 0 && scale < floatFromBits(0x7f800000) ? scale : 0;
 }
 
-// out = the sum of `count` encodings of one block, times factor. bytesOf(w)
-// points to encoding w, scaleOf(w) is its scale.
 template <class Format, bool kStreams, class BytesOf, class ScaleOf>
 inline void sumBlock(
     const BytesOf& bytesOf,

@@ -1,10 +1,9 @@
-// Conversion between fp32 and two 16-bit types: binary16, with a power-of-two
-// scale because half of all gradients lie below its normal range, and bfloat16,
-// which has fp32's range.
+// Conversion between fp32 and two 16-bit types: binary16 and bfloat16. Values
+// are scaled for binary16, because half of all gradients lie below its normal
+// range.
 //
-// Arrays may have any alignment and length. If `residual` is not null, error
-// feedback is fused in: x + residual is encoded, and residual then holds the
-// rounding error.
+// Arrays may have any alignment and length. If `residual` is not null, x +
+// residual is encoded, and residual then holds the rounding error.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +11,7 @@
 
 namespace commprof::kernels {
 
-// out = half((x + residual) * scale), to nearest even.
+// out = half((x + residual) * scale), rounded to nearest even.
 void encodeHalf(
     const float* x,
     float* residual,
@@ -26,9 +25,9 @@ void decodeHalf(const uint16_t* in, float* out, size_t n, float factor);
 void encodeBfloat16(const float* x, float* residual, uint16_t* out, size_t n);
 void decodeBfloat16(const uint16_t* in, float* out, size_t n, float factor);
 
-// out[i] = half(sum over w, in this order, of float(in[w][i]) * factors[w]),
-// summed in fp32 and rounded once. For the two-phase exchange, whose idea comes
-// from torchft's quantised all-reduce.
+// out[i] = half(sum over w of float(in[w][i]) * factors[w]). Sums in fp32 in
+// the order of w, and rounds once. The idea comes from torchft's quantised
+// all-reduce.
 void reduceHalf(
     const uint16_t* const* in,
     const float* factors,
@@ -42,7 +41,7 @@ void reduceBfloat16(
     uint16_t* out,
     size_t n);
 
-// Computes the same sums without rounding them.
+// Like reduceHalf() and reduceBfloat16(), but without rounding.
 void sumHalf(
     const uint16_t* const* in,
     const float* factors,

@@ -5,8 +5,8 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 
 namespace {
 
-// Format: binary16 of value * scale. The scale is a power of two, so its
-// inverse is exact.
+// Holds value * scale as binary16. The inverse of the scale is exact, because
+// the scale is a power of two.
 struct Half : HalfBits {
   explicit Half(float scale) : scale_(set1(scale)), inverse_(set1(1 / scale)) {}
 
@@ -150,8 +150,6 @@ struct Exact {
   }
 };
 
-// Returns the sum of `count` > 0 arrays of sixteen values, each times its
-// factor; in(w) points to array w.
 template <class Format, class In>
 inline F32 sum16(const In& in, const float* factors, int count) {
   F32 sum = mul(Format::read(in(0)), set1(factors[0]));

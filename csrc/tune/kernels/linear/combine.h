@@ -1,5 +1,5 @@
-// Element-wise reduction of several arrays in the given order, with the same
-// bits on every rank. 16-bit types are summed in fp32 and rounded once.
+// Element-wise reduction of several arrays in the given order. The result is
+// bitwise equal on all ranks. 16-bit types are summed in fp32 and rounded once.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ constexpr size_t elementBytes(Element element) {
   return kBytes[size_t(element)];
 }
 
-// out[i] = in[0][i] op in[1][i] op ... The mean is the sum times 1 / count, in
-// fp32 for 16-bit types; for integers, it is the sum divided by count, rounded
-// towards zero. max and min with a NaN return either operand. `out` may be one
-// of the inputs, but must not partially overlap any.
+// out[i] = in[0][i] op in[1][i] op ... The mean is the sum times 1 / count; for
+// integers, it is the sum divided by count, rounded towards zero. max and min
+// with a NaN return either operand. `out` may be one of the inputs, but must
+// not overlap an input partially.
 void combine(
     Element element,
     Reduction reduction,

@@ -1,7 +1,6 @@
-// fp32, fp64 and integers, which are summed in their stored form, are reduced
-// in registers, across all arrays together. 16-bit types, the mean of integers
-// and the last values of an array are reduced in blocks that fit into the L1
-// cache, with plain loops.
+// fp32, fp64 and integers are reduced in registers. 16-bit types, means of
+// integers and the last values of an array are reduced in blocks that fit into
+// the L1 cache.
 #include <cstring>
 #include <type_traits>
 
@@ -39,7 +38,8 @@ struct Min {
   static constexpr bool kMean = false;
 };
 
-// Types reduced in their stored form. Integers add as unsigned: overflow wraps.
+// Types that are reduced in their stored form. Integers are added as unsigned
+// numbers, so that overflow wraps.
 template <class T, class Arithmetic>
 struct Plain {
   using Stored = T;
@@ -104,7 +104,6 @@ struct Narrow {
   }
 };
 
-// A cache line of values, independent of the CPU's register size.
 template <class Held>
 struct Line {
   typedef Held Vector __attribute__((vector_size(64)));
@@ -118,7 +117,6 @@ struct Line {
   Vector values;
 };
 
-// Reduces all whole groups of lines; returns the number of values reduced.
 template <class Type, class Op>
 size_t runLines(
     const std::byte* const* in,
@@ -151,8 +149,8 @@ size_t runLines(
   return bytes / sizeof(Held);
 }
 
-// Reduces the values from `from` on, block by block across all arrays, so that
-// the sum stays in the L1 cache.
+// Reduces the values from `from` on in blocks, so that the sum stays in the L1
+// cache.
 template <class Type, class Op>
 void runBlocks(
     const std::byte* const* in,
@@ -197,8 +195,8 @@ void run(const std::byte* const* in, int count, std::byte* out, size_t n) {
 
 #define COMMPROF_ALL(Type) \
   {run<Type, Sum>, run<Type, Mean>, run<Type, Max>, run<Type, Min>}
-// Sums of integers wrap, which needs unsigned arithmetic; comparisons need the
-// sign.
+// Sums of integers must wrap, so they need unsigned arithmetic. Comparisons
+// need signed numbers.
 #define COMMPROF_INTEGER(T, Unsigned) \
   {run<Plain<T, Unsigned>, Sum>,      \
    run<Plain<T, Unsigned>, Mean>,     \

@@ -10,8 +10,7 @@ namespace commprof::kernels {
 
 namespace {
 
-// Divides n values into pieces and calls kernel(begin, end) for each piece;
-// returns the results in the order of the pieces.
+// Calls kernel(begin, end) for each piece of n values; returns the results.
 template <class Result, class Kernel>
 std::vector<Result> ofPieces(size_t n, const Kernel& kernel) {
   std::vector<Result> results((n + kGrain - 1) / kGrain);

@@ -1,4 +1,4 @@
-// Statistics of whole arrays, each in one pass.
+// Statistics of whole arrays.
 #pragma once
 
 #include <cstddef>
@@ -6,21 +6,21 @@
 
 namespace commprof::kernels {
 
-// Bits of the largest |x|, which are ordered like |x|. They are 0x7f800000 or
-// more if and only if a value is infinite or NaN. 0 for n = 0.
+// Returns the bits of the largest |x|, or 0 for n = 0. The result is at least
+// kInfinityBits if and only if a value is infinite or NaN.
 uint32_t maxAbsBits(const float* x, size_t n);
-// Bits of the largest |x + y|.
+// Returns the bits of the largest |x + y|.
 uint32_t maxAbsBitsOfSum(const float* x, const float* y, size_t n);
 
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// Comparison of `sent` with `wanted`; sums in fp64 over blocks, in fixed order.
+// How `sent` differs from `wanted`. Sums are computed in fp64, in fixed order.
 struct Comparison {
   double wanted_norm2 = 0; // sum of wanted^2
   double sent_norm2 = 0;
   double dot = 0;
   double error_norm2 = 0; // sum of (wanted - sent)^2
-  uint64_t zeroed = 0; // values not zero in `wanted` that are zero in `sent`
+  uint64_t zeroed = 0; // number of values that are zero only in `sent`
 };
 Comparison compare(const float* wanted, const float* sent, size_t n);
 

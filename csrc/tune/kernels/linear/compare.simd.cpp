@@ -72,7 +72,6 @@ struct Sums {
   }
 };
 
-// Adds to *out.
 void compareRange(
     const float* wanted,
     const float* sent,

@@ -1,6 +1,6 @@
-// Kernels of combine.h, compare.h, low_rank.h and sparse.h, compiled for one
-// SIMD level (level.h). Those with begin and end process only the values, rows
-// or columns from begin to end.
+// Tables of kernels that are compiled once for each SIMD level (level.h). A
+// kernel with `begin` and `end` processes only this range of values, rows or
+// columns.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,9 @@
 namespace commprof::kernels {
 
 struct CombineTable {
-  // Indexed by element, then by reduction.
   using Function =
       void (*)(const std::byte* const* in, int count, std::byte* out, size_t n);
-  Function functions[6][4];
+  Function functions[6][4]; // [element][reduction]
 };
 COMMPROF_TABLE(CombineTable, combineTable)
 
@@ -71,8 +70,8 @@ struct LowRankTable {
 COMMPROF_TABLE(LowRankTable, lowRankTable);
 
 struct SparseTable {
-  // Stores the low 16 bits of each index, and each value as binary16 of value *
-  // scale; the rounding error goes to residual[index], unless residual is null.
+  // Stores the low 16 bits of each index, and value * scale as binary16. Stores
+  // the rounding error in residual[index], unless residual is null.
   void (*pack)(
       const int32_t* indices,
       const float* values,

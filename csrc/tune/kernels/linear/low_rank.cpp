@@ -11,8 +11,8 @@ namespace commprof::kernels {
 
 namespace {
 
-// Number of columns in one piece of work. For small ranks, their part of Q
-// stays in the L1 cache during a pass over all rows.
+// Number of columns that a thread processes at a time. For a small rank, these
+// columns of Q fit into the L1 cache.
 constexpr size_t kColumns = 1024;
 
 size_t rowGrain(size_t cols) {
@@ -34,12 +34,11 @@ double dot(const double* a, const double* b, size_t n) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// Orthogonalises the last column to the previous ones and normalises it; sets
-// it to zero if only rounding errors are left of it.
+// Makes column `last` orthogonal to the columns before it, with norm 1. If only
+// rounding errors are left of the column, it becomes zero.
 void orthogonaliseLast(std::vector<double>& columns, size_t rows, size_t last) {
-  // A column counts as zero if its squared norm, relative to that of the
-  // original column, is below this. fp32 sums leave about 1e-6 of a dependent
-  // column's norm.
+  // If less than this fraction of the squared norm is left, the column counts
+  // as zero. fp32 rounding leaves about 1e-6 of a dependent column's norm.
   constexpr double kNothing = 1e-10;
   double* column = columns.data() + last * rows;
   const double before = dot(column, column, rows);

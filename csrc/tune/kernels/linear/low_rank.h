@@ -1,6 +1,6 @@
-// PowerSGD's arithmetic (Vogels et al., NeurIPS 2019) in three streaming passes
-// over a matrix of `rows` x `cols`, row-major. P is rows x rank, row-major; Q
-// is rank x cols, row-major. 1 <= rank <= 16. All sums in a fixed order.
+// Arithmetic of PowerSGD (Vogels et al., NeurIPS 2019). All matrices are
+// row-major: the gradient is rows x cols, P is rows x rank, Q is rank x cols.
+// 1 <= rank <= 16. Sums are computed in a fixed order.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,8 @@ void projectRows(
     int rank,
     const float* q,
     float* p);
-// Orthonormalises the columns in place, by Gram-Schmidt in fp64. A column that
-// is (nearly) a combination of the previous ones becomes zero, so zero matrices
-// produce no NaN.
+// Makes the columns orthonormal, in place. A column that depends linearly on
+// the columns before it becomes zero. So a zero matrix produces no NaN.
 void orthogonalise(float* p, size_t rows, int rank);
 // Q = P^T residual
 void projectCols(
@@ -30,8 +29,8 @@ void projectCols(
     int rank,
     const float* p,
     float* q);
-// out = P Q; residual -= P q_local. The residual is relative to this rank's own
-// projection (q_local, before the all-reduce), as in the authors' code.
+// out = P Q; residual -= P q_local, where q_local is this rank's Q before the
+// all-reduce. The authors' code computes the residual in the same way.
 void reconstruct(
     float* out,
     float* residual,

@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kLanes = 16;
 constexpr size_t kRows = 4; // rows processed in one pass over Q
 
-// Access to sixteen columns, or to the remaining ones.
+// WholeTile accesses 16 columns. LastTile accesses the last `count` columns.
 struct WholeTile {
   F32 get(const float* p) const {
     return load(p);
@@ -44,7 +44,7 @@ inline void forTiles(size_t begin, size_t end, const Body& body) {
   }
 }
 
-// A compile-time rank; 0 means any rank.
+// A rank that is known at compile time, or 0 for any other rank.
 template <int kRank>
 struct Rank {
   static constexpr int kMost = kRank == 0 ? kMaxRank : kRank;
@@ -70,7 +70,6 @@ inline void withRank(int rank, const Body& body) {
   }
 }
 
-// Computes one row of P.
 template <class R>
 inline void projectRow(
     R,
@@ -113,7 +112,6 @@ void projectRows(
   });
 }
 
-// Adds the contribution of kCount rows to Q, in row order.
 template <size_t kCount, class R>
 inline void addRows(
     R,
@@ -174,7 +172,7 @@ void projectCols(
   });
 }
 
-// Reconstructs one row; kSame: q and q_local are equal, and so are both sums.
+// kSame: q and q_local are the same array.
 template <bool kSame, class R>
 inline void reconstructRow(
     R,

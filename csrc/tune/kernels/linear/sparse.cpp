@@ -12,8 +12,6 @@ namespace {
 
 constexpr size_t kPart = kSparsePart;
 
-// Pointers to the three arrays of an encoding. Byte is uint8_t and Word
-// uint16_t, or both are const.
 template <class Byte, class Word>
 struct Layout {
   Layout(Byte* start, size_t n, size_t k)

@@ -1,8 +1,11 @@
-// Wire format of chosen values. First a u32 for each part of 65,536 places
-// (indices in the bucket): the number of chosen values in the part. Then, in 4
-// bytes per value, the places of all values, as u16 offsets in their parts,
-// ascending; and all values, as binary16 of value * scale. Little-endian, no
-// padding, at an even address.
+// Wire format of a bucket's chosen values. The bucket's places (indices) are
+// divided into parts of 65,536. Three arrays follow one another:
+//
+//   u32 for each part: number of chosen values in the part
+//   u16 for each chosen value: offset in its part; ascending within a part
+//   binary16 for each chosen value: value * scale
+//
+// Little-endian, without padding, at an even address.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +13,7 @@
 
 namespace commprof::kernels {
 
-inline constexpr size_t kSparsePart = 65536; // places per count
+inline constexpr size_t kSparsePart = 65536; // places in a part
 
 constexpr size_t sparseParts(size_t n) {
   return (n + kSparsePart - 1) / kSparsePart;
@@ -19,8 +22,8 @@ constexpr size_t sparseBytes(size_t n, size_t k) {
   return sparseParts(n) * 4 + k * 4;
 }
 
-// Encodes values with ascending indices below n. If residual is not null,
-// residual[index] becomes value - half(value * scale) / scale.
+// Encodes k values. Their indices are ascending and below n. If residual is not
+// null, residual[index] becomes the rounding error of the value.
 void encodeSparse(
     const int32_t* indices,
     const float* values,
@@ -30,9 +33,8 @@ void encodeSparse(
     float* residual,
     uint8_t* out);
 
-// True if `in` (sparseBytes(n, k) long, any content) is a well-formed encoding:
-// counts add up to k, and offsets are strictly ascending within each part and
-// below n.
+// Returns whether `in`, sparseBytes(n, k) bytes of any content, is a valid
+// encoding.
 bool validSparse(const uint8_t* in, size_t n, size_t k);
 
 // dense[index] += value * factor. Does not validate: call validSparse() first.
@@ -43,16 +45,15 @@ void addSparse(
     float factor,
     float* dense);
 
-// A range of whole parts of an encoding of n places and k values: `count`
-// values from value number `before` on.
+// Consecutive parts of an encoding.
 struct SparseRange {
   size_t first_part = 0;
   size_t parts = 0;
-  size_t before = 0;
-  size_t count = 0;
+  size_t before = 0; // number of values in earlier parts
+  size_t count = 0; // number of values in these parts
 };
-// Writes the range as a separate encoding in which the range's first place is
-// 0: parts * 4 + count * 4 bytes.
+// Writes the range as an encoding of its own, of 4 * (parts + count) bytes. The
+// first place of the range becomes place 0.
 void cutSparse(
     const uint8_t* in,
     size_t n,

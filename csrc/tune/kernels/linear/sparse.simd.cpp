@@ -16,9 +16,7 @@ struct Scale {
   F32 factor, inverse;
 };
 
-// Packs sixteen chosen values: stores the low 16 bits of their indices in
-// `offsets`, the values times the scale as binary16 in `halves`, and the
-// rounding errors in `lost`.
+// Packs 16 values. `lost` receives the rounding errors.
 inline void packLanes(
     const int32_t* indices,
     const float* values,

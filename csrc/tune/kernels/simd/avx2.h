@@ -13,7 +13,7 @@ struct F32 {
 struct I32 {
   __m256i lo, hi;
 };
-struct Mask { // all ones in the lanes that are set
+struct Mask { // in a lane that is set, all bits are 1
   __m256i lo, hi;
 };
 
@@ -169,8 +169,7 @@ inline I32 select(Mask m, I32 a, I32 b) {
       _mm256_blendv_epi8(b.hi, a.hi, m.hi)};
 }
 
-// Row `bits` contains the positions of the bits that are set in `bits`, in
-// ascending order.
+// row[bits] lists the positions of the bits that are 1 in `bits`, ascending.
 struct PackTable {
   alignas(32) int32_t row[256][8];
 };
@@ -210,14 +209,15 @@ inline F32 toFloat(I32 a) {
   return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
 }
 inline void storeInt8(int8_t* p, I32 a) {
-  // packs works within 128-bit halves; the permutation puts them in order.
+  // The first pack works within 128-bit halves; the permutation restores the
+  // order.
   const __m256i words =
       _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
   const __m128i bytes = _mm_packs_epi16(
       _mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-// Loads in halves: conversion directly from memory needs no shuffle.
+// Two loads of 8 bytes, because a conversion from memory needs no shuffle.
 inline I32 loadInt8(const int8_t* p) {
   return {
       _mm256_cvtepi8_epi32(

@@ -1,6 +1,5 @@
-// IEEE 754 binary16 in plain C++, bit-identical to the F16C instructions:
-// rounds to nearest even, keeps denormals, makes NaNs quiet and keeps their
-// upper payload bits.
+// Conversions between fp32 and IEEE 754 binary16 in plain C++. They give the
+// same bits as the F16C instructions.
 #pragma once
 
 #include <cstdint>

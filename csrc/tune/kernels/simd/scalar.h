@@ -1,6 +1,5 @@
-// Sixteen lanes in plain C++: the reference for the other two levels, and the
-// fallback for CPUs that support neither. Every operation gives the same bits
-// on all three levels; see vec.h for their definitions.
+// Sixteen lanes in plain C++, for CPUs without AVX2. vec.h describes the
+// operations.
 #pragma once
 
 #include <cmath>
@@ -88,7 +87,7 @@ inline F32 fma(F32 a, F32 b, F32 c) {
 }
 inline F32 fnma(F32 a, F32 b, F32 c) {
   COMMPROF_LANES {
-    // If a is NaN, its sign is kept, as by the instruction of x86.
+    // The x86 instruction keeps the sign of a NaN in a.
     const float minus = std::isnan(a.lane[i]) ? a.lane[i] : -a.lane[i];
     a.lane[i] = std::fma(minus, b.lane[i], c.lane[i]);
   }

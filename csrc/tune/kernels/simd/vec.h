@@ -1,30 +1,33 @@
-// Sixteen 32-bit lanes on every CPU: kernels are written once with these
-// operations and give the same bits at every level. A *.simd.cpp file is
-// compiled once per level, with COMMPROF_SIMD_LEVEL set to the level's name and
-// the flags of that level. It may therefore use this header and plain C++, but
-// nothing that could be shared with other files at link time: no standard
-// containers, no inline functions of other headers outside an anonymous
-// namespace.
+// Vectors of sixteen 32-bit lanes. Kernels that use these operations give the
+// same bits at every SIMD level.
+//
+// A *.simd.cpp file is compiled once for each level, with the flags of the
+// level, and with COMMPROF_SIMD_LEVEL set to the level's name. So the file must
+// not contain code that the linker could share with other files: no standard
+// containers, and no inline functions from headers unless they are in an
+// anonymous namespace.
 //
 //   load, store, set1, iota, asInt, asFloat
-//   stream: non-temporal store, aligned to 64 bytes; streamed(): called after
-//     the last one, before another thread may read
+//   stream: store that bypasses the caches, to an address aligned to 64 bytes;
+//     call streamed() after the last stream(), before another thread reads
 //   add, sub, mul; fma = a*b+c and fnma = c-a*b, rounded once
-//   sumLanes: halves folded onto each other, 16 -> 8 -> 4 -> 2 -> 1
+//   sumLanes: adds the upper half of the lanes to the lower half, until one is
+//     left
 //   bitAnd, bitOr, shiftRight<n> (logical), shiftRightSigned<n>, shiftLeft<n>;
 //     max, min, maxLanes: signed
-//   greater (a > b, signed), equal, nans -> Mask; toBits,
-//     fromBits: lane i is bit i
-//   zeroWhere(m, a), select(m, a, b): a where set, else b
-//   storePacked(p, a, bits): stores the lanes in `bits` consecutively; writes
-//     up to 16 lanes from p on, undefined after the packed ones
-//   roundToInt: to nearest even; INT32_MIN for out of range and NaN
-//   storeInt8: saturating; storeUint16: the low 16 bits;
-//     storeUpper16: the high ones; loadInt8, loadUint16
-//   storeHalf, loadHalf: binary16, to nearest even (half.h)
-//   HalfBits, Bfloat16Bits: read and write of the 16-bit formats
-//   F64: eight lanes; lowHalf(F32), highHalf(F32) widen; add, sub, mul,
-//     sumLanes: 8 -> 4 -> 2 -> 1
+//   greater (a > b, signed), equal, nans: return a Mask
+//   toBits, fromBits: bit i stands for lane i
+//   zeroWhere(m, a): 0 where m is set, else a
+//   select(m, a, b): a where m is set, else b
+//   storePacked(p, a, bits): stores the lanes whose bit is set, one after
+//     another; may overwrite all 16 places from p on
+//   roundToInt: rounds to nearest even; INT32_MIN for NaN and values out of
+//     range
+//   storeInt8: saturates; storeUint16: stores the low 16 bits; storeUpper16:
+//     stores the high 16 bits; loadInt8, loadUint16
+//   storeHalf, loadHalf: binary16, rounded to nearest even (half.h)
+//   F64: eight lanes of fp64; lowHalf(F32) and highHalf(F32) convert eight
+//     lanes; add, sub, mul, sumLanes
 #pragma once
 
 #include <cstddef>
@@ -49,9 +52,8 @@
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 namespace {
 
-// Copy of an array's last values, too few for a kernel's step, padded with
-// zeros to kSize values. They get the same arithmetic as all others, and
-// nothing beyond the array is accessed.
+// Copy of the last values of an array, padded with zeros to kSize values. So a
+// kernel can load a whole vector and does not read beyond the array.
 template <class T, size_t kSize>
 struct Padded {
   T values[kSize] = {};
@@ -64,7 +66,6 @@ struct Padded {
   }
 };
 
-// Stores or streams, selected at compile time.
 template <bool kStreams>
 inline void put(float* to, F32 v) {
   if constexpr (kStreams) {
@@ -74,7 +75,6 @@ inline void put(float* to, F32 v) {
   }
 }
 
-// The two 16-bit formats, sixteen values at a time.
 struct HalfBits {
   static F32 read(const uint16_t* in) {
     return loadHalf(in);
@@ -88,8 +88,8 @@ struct Bfloat16Bits {
   static F32 read(const uint16_t* in) {
     return asFloat(shiftLeft<16>(loadUint16(in)));
   }
-  // Rounds to nearest even by carry from the lower half. The carry would turn
-  // some NaNs into zeros, so NaNs are truncated, with the quiet bit set.
+  // Rounds to nearest even. The addition would turn some NaNs into zeros, so
+  // NaNs are truncated instead, with the quiet bit set.
   static void write(uint16_t* out, F32 v) {
     const I32 bits = asInt(v);
     const I32 odd = bitAnd(shiftRight<16>(bits), set1(1));

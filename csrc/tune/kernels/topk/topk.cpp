@@ -11,15 +11,16 @@ namespace commprof::kernels {
 
 namespace {
 
-// With at least this many values, stores of a new residual bypass the caches:
-// the residual's lines would be evicted before the next step anyway.
+// From this number of values on, stores of a new residual bypass the caches: a
+// large residual would be evicted before the next step anyway.
 constexpr size_t kStreamed = size_t(1) << 20;
 
 void checkSize(size_t n) {
   if (n >= size_t(1) << 31) {
     throw std::invalid_argument(
-        "top-K over " + std::to_string(n) +
-        " values; indices have 31 bits: split the bucket");
+        "top-K of " + std::to_string(n) +
+        " values is not possible, because indices have 31 bits: split the "
+        "bucket");
   }
 }
 

@@ -1,9 +1,10 @@
-// Exact selection of the k values of largest magnitude: a threshold from a
-// sample, which is very likely below the k-th largest magnitude; one pass that
-// collects all values above it; and an exact selection among these. If the
-// threshold was too high, further passes follow. Ties go to the lowest index.
-// NaN counts as larger than infinity (order of the bits of |x|). The seed
-// affects the time, never the result.
+// Exact selection of the k values of largest magnitude. A sample gives a
+// threshold that is very likely below the k-th largest magnitude. One pass
+// collects all values above the threshold, and the k largest of them are
+// selected. If the threshold was too high, further passes follow.
+//
+// Among equal magnitudes, the lowest indices are selected. NaN counts as larger
+// than infinity. The seed of the sample does not change the result.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +15,15 @@ namespace commprof::kernels {
 
 struct TopKStats {
   size_t count = 0; // min(k, n)
-  size_t candidates = 0; // largest number held at one time, over all threads
+  size_t candidates = 0; // largest number in a thread, summed over all threads
   uint32_t passes = 0; // number of passes over the whole array
   // Number of additional selections that were made because a candidate buffer
   // was full.
   uint32_t reselections = 0;
 };
 
-// Memory that is reused between calls: for each thread (parallel.h), room for
-// about 1.5 k + 68 Ki candidates.
+// Memory that is reused between calls. Each thread has room for about
+// 1.5 * k + 70,000 candidates.
 struct TopKScratch {
   std::vector<int32_t> indices;
   std::vector<float> values;
@@ -30,9 +31,8 @@ struct TopKScratch {
   uint64_t seed = 0x9e3779b97f4a7c15ull;
 };
 
-// Selects the k largest |x|. indices and values have room for min(k, n) and are
-// filled in ascending order of index. Throws std::invalid_argument for n >=
-// 2^31.
+// Selects the k largest |x|. `indices` and `values` need room for min(k, n)
+// entries and are sorted by index. Throws std::invalid_argument for n >= 2^31.
 TopKStats topK(
     const float* x,
     size_t n,
@@ -41,8 +41,8 @@ TopKStats topK(
     float* values,
     TopKScratch& scratch);
 
-// Selects from gradient + residual, with fused error feedback: residual becomes
-// that sum, zero at the selected places; gradient is unchanged.
+// Selects from gradient + residual. `residual` becomes this sum, with zeros at
+// the selected places.
 TopKStats topKFeedback(
     const float* gradient,
     float* residual,
@@ -52,9 +52,9 @@ TopKStats topKFeedback(
     float* values,
     TopKScratch& scratch);
 
-// Selects from gradient + residual out of place, in one pass: sum receives what
-// topKFeedback() leaves in residual, residual is only read, and gradient
-// becomes zero. sum is aligned to 64 bytes and overlaps with neither.
+// Like topKFeedback(), but stores the sum in `sum`, leaves `residual` unchanged
+// and sets `gradient` to zero. `sum` is aligned to 64 bytes and does not
+// overlap with the other arrays.
 TopKStats topKMoved(
     float* gradient,
     const float* residual,

@@ -7,7 +7,7 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 namespace {
 
 constexpr size_t kLanes = 16;
-constexpr size_t kGroup = 4; // vectors tested together for candidates
+constexpr size_t kGroup = 4; // number of vectors that are tested together
 
 inline I32 keysOf(F32 v) {
   return bitAnd(asInt(v), set1(int32_t(0x7fffffff)));
@@ -31,7 +31,7 @@ inline F32 loadSource(const float* x, const float* residual, size_t i) {
   }
 }
 
-// Collects the candidates among at most 16 values, through a padded buffer.
+// Collects the candidates among the last values, at most 16.
 template <Source kSource>
 size_t collectTail(
     const float* x,
@@ -195,7 +195,7 @@ size_t collectResidual(
       nullptr, residual, begin, end, above, out, held);
 }
 
-// Returns a mask of the lanes of the vector at i whose index is below count.
+// Returns the mask of the lanes j with i + j < count.
 inline uint32_t liveLanes(size_t i, size_t count) {
   return count - i >= kLanes ? 0xffffu : (1u << (count - i)) - 1;
 }
@@ -251,7 +251,7 @@ inline void putBack(const Pairs& from, size_t i, uint32_t bits, float* to) {
   }
 }
 
-// storePacked() for memory with room for fewer than 16 lanes.
+// Like storePacked(), but never writes more than `room` lanes.
 template <class Lanes, class T>
 inline void storeChosen(T* to, Lanes v, uint32_t bits, size_t room) {
   if (room >= kLanes) {

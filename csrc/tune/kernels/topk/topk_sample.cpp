@@ -11,7 +11,7 @@ namespace commprof::kernels {
 namespace {
 
 constexpr size_t kLine = 16; // number of values in a cache line
-constexpr size_t kFewestLines = 64; // with fewer, sampling does not pay
+constexpr size_t kFewestLines = 64; // with fewer lines, no sample is taken
 constexpr size_t kBatch = 32; // number of lines that are prefetched together
 constexpr int kBinShift = 17; // 64 bins for each power of two
 constexpr size_t kBins = size_t(1) << (31 - kBinShift);
@@ -67,10 +67,10 @@ void countSample(
   }
 }
 
-// Bin of the place-th largest value of the sample, counting from 1; the lowest
-// bin if there are fewer values.
+// Returns the bin of the place-th largest sampled value, counted from 1. If the
+// sample has fewer values, returns 0.
 size_t binOf(const int32_t* bins, size_t place) {
-  constexpr size_t kStride = 64; // bins tested together; most are empty
+  constexpr size_t kStride = 64; // bins that are added up together
   size_t bin = kBins;
   size_t above = 0;
   while (bin > 0) {

@@ -15,11 +15,10 @@ struct KeyBand {
   int32_t highest = kLargestKey;
 };
 
-// Returns a band that very likely contains the k-th largest key of x (+
-// residual, if not null), or the full range if n is small. The array is divided
-// into equal parts, and the sample has one whole cache line of each, because
-// neighbouring values belong to the same layer and have a similar scale.
-// Changes scratch.seed and scratch.keys.
+// Returns a band that very likely contains the k-th largest key of x, or of x +
+// residual if residual is not null. For small n, the band contains all keys.
+// The sample is spread over the array, because neighbouring values belong to
+// one layer and have a similar scale. Changes scratch.seed and scratch.keys.
 KeyBand guessBand(
     const float* x,
     const float* residual,

@@ -13,10 +13,10 @@ namespace commprof::kernels {
 namespace {
 
 constexpr size_t kBins = 1024;
-// Neighbouring keys are counted in different tables: if two of them are equal,
-// their two increments need not wait for each other.
+// Neighbouring keys are counted in different tables, because two increments of
+// the same counter would wait for each other.
 constexpr size_t kTables = 2;
-constexpr size_t kFew = 64; // so few keys need no histogram
+constexpr size_t kFew = 64; // up to this number of keys, no histogram is made
 
 using Histogram = std::array<std::array<uint32_t, kBins>, kTables>;
 
@@ -46,9 +46,9 @@ Cut cutFew(int32_t* keys, size_t count, size_t k) {
   return {key, k - size_t(above)};
 }
 
-// Returns the cut that selects the k largest of `keys`, all of which are in the
-// band. Each round narrows the band to one bin of its histogram and keeps only
-// the keys in that bin, in place.
+// Returns the cut that selects the k largest keys. All keys must be in the
+// band. Each round narrows the band to one bin of a histogram. Overwrites
+// `keys`.
 Cut kthLargest(int32_t* keys, size_t count, size_t k, KeyBand band) {
   Histogram bins;
   while (count > kFew) {
@@ -88,7 +88,7 @@ Cut findCut(
     KeyBand band,
     int32_t* keys) {
   if (count == k) {
-    return {-1, 0}; // -1: all keys are above it
+    return {-1, 0}; // all keys are above -1
   }
   size_t higher = 0;
   const size_t held = COMMPROF_PICK(topKTable).keysUpTo(
@@ -101,9 +101,8 @@ Cut findCut(
 
 namespace {
 
-// Number of candidates that may be held after a block. The number exceeds k, so
-// that choosing the k largest again costs at most a fixed share of reading the
-// values that came since the last choice.
+// Largest number of candidates that a segment keeps. It exceeds k, so that many
+// values are read before the k largest are chosen again.
 size_t capacity(size_t n, size_t k) {
   return std::min(n, k + k / 2 + 65536);
 }
@@ -155,7 +154,7 @@ void Segment::collect(
 }
 
 // Keeps the k largest candidates and returns their smallest key. Later values
-// have higher indices, so their keys must exceed this key.
+// must have larger keys, because equal keys are selected by lowest index.
 int32_t Segment::chooseAgain(float* residual, KeyBand& band) {
   ++reselections_;
   const Cut cut = findCut(held_.values, count_, k_, band, keys_);
@@ -252,9 +251,9 @@ class Search {
     }
   }
 
-  // Lowers the band's smallest key: after the first pass, to the key of half
-  // its magnitude; after later passes, to 0. The band's largest key becomes the
-  // largest of all keys.
+  // Widens the band after a pass that found too few values. After the first
+  // pass, its lower end becomes half as large in magnitude; after later passes,
+  // it becomes 0.
   void lowerBand(uint32_t passes) {
     constexpr int32_t kHalf = 1 << 23;
     const bool half = passes == 1 && band_.lowest > kHalf;

@@ -1,6 +1,6 @@
-// Top-K search from a given band of keys. topK() calls it after sampling; tests
-// use misleading bands. The array is divided into one segment per thread, each
-// with its own candidates; the final selection among these is exact.
+// Top-K search that starts with a band of keys. A wrong band costs time, but
+// does not change the result. Each thread collects candidates from its own
+// segment of the array.
 #pragma once
 
 #include "tune/kernels/topk/topk_sample.h"
@@ -8,9 +8,9 @@
 
 namespace commprof::kernels {
 
-// Returns the cut that selects the k largest of `count` >= k values, whose keys
-// are all at least band.lowest; fast if the k-th largest is within the band.
-// values and keys, which is overwritten, have room for count + kPad.
+// Returns the cut that selects the k largest of `count` values, with k <=
+// count. All keys are at least band.lowest. `values` and `keys` have room for
+// count + kPad entries. Overwrites `keys`.
 Cut findCut(
     const float* values,
     size_t count,
@@ -18,37 +18,36 @@ Cut findCut(
     KeyBand band,
     int32_t* keys);
 
-// Input of a search. residual is null without error feedback. Otherwise it
-// becomes the sum, which is x + residual if `before` is null, else x + before.
-// If `before` is not null, `spent`, the same array as x, becomes zero.
 struct SearchInput {
   const float* x;
-  float* residual;
+  float* residual; // null without error feedback; becomes the sum
   size_t n;
+  // If null, the sum is x + residual, else x + before.
   const float* before = nullptr;
+  // If `before` is not null: the same array as x, which becomes zero.
   float* spent = nullptr;
-  bool streams = false; // stores of x + before bypass the caches
+  bool streams = false; // true if stores of x + before bypass the caches
   bool summed = false; // true once residual holds the sum
 };
 
 class Segment {
  public:
-  // Number of values between two checks whether the candidates still fit.
+  // Number of values that are read between two checks of the candidates'
+  // number.
   static constexpr size_t kBlock = 4096;
 
-  // Number of entries for which the constructor's `held` and `keys` need room.
+  // Number of entries for which `held` and `keys` need room.
   static size_t room(size_t n, size_t k);
 
   Segment(size_t begin, size_t end, size_t k, Pairs held, int32_t* keys)
       : begin_(begin), end_(end), k_(k), held_(held), keys_(keys) {}
 
-  // Collects the values whose keys are at least band.lowest; if these are too
-  // many, keeps the k largest.
+  // Collects the values with keys of at least band.lowest. If there are too
+  // many such values, keeps the k largest.
   void sweep(const SearchInput& input, KeyBand band);
   // Writes the collected values back into the residual, where sweep() left
   // zeros in their places.
   void putBack(float* residual);
-  // Moves the candidates, in their order.
   void moveTo(Pairs to);
 
   size_t count() const {
@@ -77,8 +76,8 @@ class Segment {
   uint32_t reselections_ = 0;
 };
 
-// Runs the search. input.residual, if not null, becomes the sum that
-// SearchInput describes, with zeros at the selected places. 0 < k <= n.
+// Runs the search. If input.residual is not null, it becomes the sum, with
+// zeros at the selected places. 0 < k <= n.
 TopKStats searchBand(
     const SearchInput& input,
     size_t k,

@@ -1,5 +1,5 @@
-// Vectorised parts of a top-K search. A key is the bits of |x| as int32: never
-// negative, and ordered like |x|.
+// Vectorised parts of a top-K search. A key is the bits of |x| as int32. Keys
+// are ordered like |x| and are not negative.
 //
 // Candidate arrays have room for kPad additional entries, because vectors are
 // read and stored whole.
@@ -19,14 +19,15 @@ struct Pairs {
   float* values;
 };
 
-// A selection: keys above `key`, and the first `ties` that equal it.
+// Selects all keys above `key`, and the first `ties` keys that equal `key`.
 struct Cut {
   int32_t key;
   size_t ties;
 };
 
-// The collectors append to `out`, after its `held` pairs, the values in [begin,
-// end) whose key is above `above`, and return the new number of pairs.
+// The collect functions look for values in [begin, end) with keys above
+// `above`. They append these values to `out`, which has `held` pairs, and
+// return the new number of pairs.
 struct TopKTable {
   size_t (*collect)(
       const float* x,
@@ -35,7 +36,8 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // Collects from x + residual; residual becomes the sum, zero where collected.
+  // Collects from x + residual. `residual` becomes this sum, with zeros in
+  // place of the collected values.
   size_t (*collectSum)(
       const float* x,
       float* residual,
@@ -44,8 +46,9 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // As collectSum, but stores the sum in another array and zeroes x. `streams`:
-  // stores bypass the caches; then sum + begin must be aligned to 64 bytes.
+  // Like collectSum, but stores the sum in `sum` and sets x to zero. If
+  // `streams` is true, stores bypass the caches, and sum + begin must be
+  // aligned to 64 bytes.
   size_t (*collectMoved)(
       float* x,
       const float* residual,
@@ -56,7 +59,7 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // Collects from residual, which becomes zero where collected.
+  // Collects from residual, and puts zeros in place of the collected values.
   size_t (*collectResidual)(
       float* residual,
       size_t begin,
@@ -64,8 +67,8 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // Stores the keys of `values` up to `highest`; *higher counts the keys above
-  // `highest`.
+  // Stores the keys of `values` that are at most `highest`. *higher becomes the
+  // number of larger keys.
   size_t (*keysUpTo)(
       const float* values,
       size_t count,
@@ -79,9 +82,9 @@ struct TopKTable {
       int32_t lowest,
       int32_t highest,
       int32_t* out);
-  // Moves the selected pairs to `to`, which has room for exactly `room` of them
-  // or is `from`. The other pairs' values are restored in `residual` unless it
-  // is null.
+  // Copies the selected pairs to `to`, which has `room` places and may be
+  // `from`. Writes the values of all other pairs back to residual, unless
+  // residual is null.
   size_t (*keep)(
       Pairs from,
       size_t count,

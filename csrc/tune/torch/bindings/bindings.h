@@ -1,5 +1,5 @@
-// Parts of the Python bindings of compressors and shared memory, which are
-// defined in several files.
+// Python bindings of compressors, shared memory and the microbenchmark, which
+// several files define.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -11,9 +11,9 @@
 namespace commprof::tune {
 
 // Deletes an object that may hold the last reference to a process group. The
-// group's destructor joins gloo's threads, which may need the GIL to release a
-// tensor: a thread that kept the GIL would wait for ever. C++ objects may be
-// deleted by a thread without the GIL, or after Python has ended.
+// group's destructor waits for gloo's threads, which may need the GIL to
+// release a tensor. So the GIL must be released first. The calling thread may
+// be without the GIL, and Python may have ended.
 struct DeleteWithoutGil {
   template <class T>
   void operator()(T* object) const {
@@ -25,8 +25,7 @@ struct DeleteWithoutGil {
   }
 };
 
-// Returns an owner that releases its share in the object as DeleteWithoutGil
-// does.
+// Returns a pointer that releases the object without the GIL.
 template <class T>
 std::shared_ptr<T> releasedWithoutGil(std::shared_ptr<T> object) {
   T* const place = object.get();

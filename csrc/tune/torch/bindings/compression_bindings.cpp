@@ -1,8 +1,8 @@
 // Python bindings of the compressing hook and of its connections between ranks:
 // no logic here.
 //
-// The GIL is released in calls that may have to wait until the hook's thread
-// has finished a bucket, and in calls that wait for other ranks.
+// The GIL is released in calls that wait for the hook's thread or for other
+// ranks.
 #include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
@@ -22,9 +22,8 @@ namespace {
 
 using compress::ParameterState;
 
-// Python or DDP's reducer may drop the last reference to the hook, with or
-// without the GIL, even after the interpreter has ended and the hook's thread
-// has been stopped.
+// The last reference to the hook may be dropped by Python or by DDP's reducer,
+// with or without the GIL, and even after the interpreter has ended.
 std::shared_ptr<CompressingHook> makeHook(
     CompressingHook::Groups groups,
     const std::vector<at::Tensor>& parameters,
@@ -153,7 +152,7 @@ void bindCompression(py::module_& m) {
           onCompressor([](compress::Compressor& compressor, float factor) {
             compressor.scaleResiduals(factor);
           }),
-          "Multiplies the residuals by the factor by which the loss scale "
+          "Multiplies the residuals by `factor`, by which the loss scale "
           "changed.",
           py::arg("factor"),
           NoGil())
@@ -163,7 +162,7 @@ void bindCompression(py::module_& m) {
             hook.executor().withCompressor(
                 [](compress::Compressor& c) { c.stepSkipped(); });
           },
-          "Call it after a step whose gradients were not applied: adds the "
+          "Call it after a step whose gradients were not applied. It adds the "
           "values that were sent in this step to the residuals again.",
           NoGil())
       .def(
@@ -172,8 +171,8 @@ void bindCompression(py::module_& m) {
             hook.executor().stop(
                 std::chrono::milliseconds(int64_t(patience_s * 1e3)));
           },
-          "Waits for the queued buckets, at most `patience_s`, and ends the "
-          "thread.",
+          "Waits at most `patience_s` seconds for the queued buckets, and ends "
+          "the thread.",
           py::arg("patience_s"),
           NoGil());
 }
@@ -183,16 +182,17 @@ void bindConnections(py::module_& m) {
     return std::chrono::milliseconds(int64_t(seconds * 1e3));
   };
   py::class_<net::Mesh, std::shared_ptr<net::Mesh>>(
-      m, "Mesh", "This rank's TCP connections to the others of a group.")
+      m, "Mesh", "TCP connections of this rank to the other ranks of a group.")
       .def_property_readonly(
           "usable",
           &net::Mesh::usable,
-          "False once an exchange failed or was given up.");
+          "False after an exchange has failed or has been abandoned.");
   py::class_<net::Listener>(
-      m, "Listener", "Socket for other ranks' connections.")
+      m, "Listener", "A socket that accepts connections from other ranks.")
       .def(
           py::init<const std::string&>(),
-          "Listens on any free port of a numeric address of this host.",
+          "Listens on a free port of `address`, a numeric address of this "
+          "host.",
           py::arg("address"))
       .def_property_readonly(
           "endpoint",
@@ -214,10 +214,10 @@ void bindConnections(py::module_& m) {
                 milliseconds(patience_s),
                 milliseconds(timeout_s));
           },
-          "Connects this rank with all others. Every rank calls it, with the "
-          "endpoints of all ranks, and with the number by which errors name "
-          "each rank. RuntimeError names the rank to which there is no "
-          "connection.",
+          "Connects this rank with all other ranks. Every rank must call it. "
+          "`endpoints` and `names` have one entry for each rank; errors print "
+          "the number in `names`. Raises RuntimeError if there is no "
+          "connection to a rank.",
           py::arg("rank"),
           py::arg("endpoints"),
           py::arg("names"),

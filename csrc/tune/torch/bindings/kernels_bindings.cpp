@@ -1,10 +1,9 @@
-// Python bindings of the compression kernels that benchmarks compare with
-// torch, on plain CPU tensors. The bindings check the arguments, because the
-// kernels do not, and have no other logic. commprof/tune/compressors/kernels.py
-// documents the kernels. For a wrong tensor, the bindings throw
-// std::invalid_argument, which names the tensor and what is allowed.
+// Python bindings of some compression kernels, for CPU tensors.
+// commprof/tune/compressors/kernels.py documents the kernels. The kernels do
+// not check their arguments, so the bindings do. They throw
+// std::invalid_argument for a wrong tensor.
 //
-// The GIL is released throughout.
+// The kernels run without the GIL.
 #include <ATen/ATen.h>
 #include <pybind11/stl.h>
 
@@ -64,7 +63,7 @@ const float* floats(const Tensor& x, const char* name = "x") {
   return x.const_data_ptr<float>();
 }
 
-// Checks a residual and returns its values; null if there is no residual.
+// Checks a residual and returns its values, or null if there is no residual.
 float* residualFor(OptionalTensor& residual, const Tensor& x) {
   if (!residual) {
     return nullptr;
@@ -135,9 +134,10 @@ Tensor reduceHalf(
     OptionalTensor given) {
   if (encoded.empty() || encoded.size() != factors.size()) {
     throw std::invalid_argument(
-        "reduce of " + std::to_string(encoded.size()) + " encodings with " +
+        "there are " + std::to_string(encoded.size()) + " encodings and " +
         std::to_string(factors.size()) +
-        " factors; allowed: at least one encoding, and one factor for each");
+        " factors; allowed: at least one encoding, and a factor for each "
+        "encoding");
   }
   const auto n = size_t(encoded[0].numel());
   std::vector<const uint16_t*> in;

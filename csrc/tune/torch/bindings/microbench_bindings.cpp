@@ -1,6 +1,6 @@
 // Python bindings of the microbenchmark's loop: no logic here.
 //
-// The GIL is released while calls are made.
+// The operations run without the GIL.
 #include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
@@ -16,7 +16,7 @@ void bindMicrobench(py::module_& m) {
   py::class_<CollectiveCall, std::unique_ptr<CollectiveCall, DeleteWithoutGil>>(
       m,
       "CollectiveCall",
-      "One operation of the microbenchmark with fixed buffers, on the CPU.")
+      "One operation of the microbenchmark, with fixed buffers on the CPU.")
       .def(
           py::init([](c10::intrusive_ptr<c10d::ProcessGroup> group,
                       std::string op,
@@ -46,8 +46,9 @@ void bindMicrobench(py::module_& m) {
       .def(
           "sample",
           &CollectiveCall::sample,
-          "Returns begins and ends of `iterations` calls, in ns of "
-          "CLOCK_MONOTONIC. `meet` runs before each call and is not timed.",
+          "Runs the operation `iterations` times. Returns the times at which "
+          "each call begins and ends, in ns of CLOCK_MONOTONIC. `meet` runs "
+          "before each call and is not timed.",
           py::arg("iterations"),
           py::arg("meet").none(true),
           NoGil());

@@ -16,7 +16,7 @@ void bindShm(py::module_& m) {
   m.def(
       "shm_name",
       &shm::Team::makeName,
-      "Returns a random name for shared memory, which nobody can guess.");
+      "Returns a random name for shared memory.");
   py::class_<shm::Segment>(m, "Segment", "Mapped shared memory.")
       .def(
           py::init([](const std::string& name,
@@ -30,8 +30,8 @@ void bindShm(py::module_& m) {
             options.slot_bytes = slot_bytes;
             return shm::Team::reserve(options);
           }),
-          "On rank 0 of a host, creates the memory. On the other ranks, opens "
-          "it: call it there once rank 0 has created it.",
+          "Rank 0 of a host creates the memory. The other ranks open it, after "
+          "rank 0 has created it.",
           py::arg("name"),
           py::arg("rank"),
           py::arg("size"),
@@ -55,7 +55,7 @@ void bindShm(py::module_& m) {
             options.timeout = std::chrono::milliseconds(timeout_ms);
             return std::make_shared<shm::Team>(options, std::move(segment));
           }),
-          "Joins the other ranks; owns the segment from now on.",
+          "Waits for the other ranks, and takes over the segment.",
           py::arg("segment"),
           py::arg("name"),
           py::arg("rank"),
@@ -65,9 +65,8 @@ void bindShm(py::module_& m) {
   m.def(
       "shm_backend",
       &makeShmBackend,
-      "Makes a backend that runs collectives in the team's shared memory, and "
-      "leaves all other operations to `wrapped`. The team has all ranks of "
-      "`wrapped`.",
+      "Makes a backend that runs collectives in the team's shared memory. All "
+      "other operations go to `wrapped`, which has the same ranks as the team.",
       py::arg("wrapped"),
       py::arg("team"));
   m.def(
@@ -79,10 +78,10 @@ void bindShm(py::module_& m) {
         return makeHierarchicalBackend(
             std::move(wrapped), {std::move(team), std::move(across), owners});
       },
-      "Makes a backend for ranks on several hosts, which runs all-reduces "
-      "itself and leaves all other operations to `wrapped`. `team` has this "
-      "host's ranks; `across` has one rank of each host, all with this rank's "
-      "index in their teams. `owners`: number of ranks on the smallest host.",
+      "Makes a backend for ranks on several hosts. It runs all-reduces; all "
+      "other operations go to `wrapped`. `team` has the ranks of this host. "
+      "`across` has the ranks with this rank's index in the team of each host. "
+      "`owners` is the number of ranks on the smallest host.",
       py::arg("wrapped"),
       py::arg("team"),
       py::arg("across").none(true),

@@ -1,7 +1,8 @@
 // The Python module of compressors, shared memory and the microbenchmark's
 // loop: no logic here.
 //
-// Its types extend types of the core's module, which is imported first.
+// Some of its types extend types of the core's module. So the core's module is
+// imported first.
 #include <pybind11/pybind11.h>
 
 #include "torch/core_functions.h"
@@ -16,7 +17,7 @@ using namespace commprof;
 
 namespace {
 
-// Throws ImportError for a core of another build.
+// Throws ImportError if the core is of another build.
 const CoreFunctions& functionsOfCore() {
   const auto module =
       py::module_::import("commprof." COMMPROF_NAME_OF(COMMPROF_MODULE));

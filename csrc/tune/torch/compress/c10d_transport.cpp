@@ -24,7 +24,6 @@ std::vector<at::Tensor> overMemory(
       const_cast<void*>(data), {int64_t(count)}, at::dtype(type))};
 }
 
-// One send, receive or all-reduce.
 class Operation {
  public:
   template <class Start>
@@ -39,7 +38,7 @@ class Operation {
     guarded([this] { work_->wait(); });
     work_.reset();
   }
-  // Ends the operation, so that its memory may be freed: aborts a message, or
+  // Ends the operation, so that its memory may be freed. Aborts a message, but
   // waits for an all-reduce. Does nothing after wait().
   void giveUp() noexcept {
     try {
@@ -96,7 +95,8 @@ Operation receiveFrom(
   });
 }
 
-// Waits for all operations; if one of them fails, ends the rest.
+// Waits for all operations. If an operation fails, the destructor ends the
+// operations after it.
 class Operations {
  public:
   Operations() = default;
@@ -166,8 +166,8 @@ int C10dTransport::size() const {
   return size_;
 }
 
-// gloo's tags have 31 bits. A tag holds a hash of the length, and the
-// exchange's index modulo 4096: only a few exchanges are in flight.
+// gloo's tags have 31 bits: 12 bits for the exchange's index, and 19 bits for a
+// hash of the length. 12 bits suffice, because few exchanges are in flight.
 int C10dTransport::tagOf(size_t length) const {
   const uint64_t hash = (uint64_t(length) * 0x9e3779b97f4a7c15ull) >> 45;
   return int((exchanges_ % 4096) << 19 | uint32_t(hash));
@@ -179,7 +179,7 @@ std::unique_ptr<Transfer> C10dTransport::exchange(
   auto transfer = std::make_unique<Messages>();
   ++exchanges_;
   // Receives are posted first, which saves wake-ups. Each rank begins with its
-  // neighbour, so that not all ranks send to the same rank.
+  // neighbour, so that the ranks send to different ranks.
   for (int step = 1; step < size_; ++step) {
     const int from = (rank_ + size_ - step) % size_;
     const std::span<std::byte> in = recv[size_t(from)];

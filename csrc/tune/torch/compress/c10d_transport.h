@@ -16,12 +16,13 @@ class ProcessGroup;
 
 namespace commprof::tune {
 
-// Messages are c10d's send and recv, because gloo's all-gather and
-// reduce-scatter copy their data once more, and its all-to-all uses two threads
-// that all peers share. gloo aborts the process if the two ends of a message
-// differ in length. So a message's tag holds its index and its length: a send
-// and a receive of different lengths never match, and a wait for them ends with
-// the group's timeout.
+// Messages use send and recv of c10d. gloo's all-gather and reduce-scatter
+// would copy the data once more, and its all-to-all would use two threads for
+// all peers.
+//
+// gloo aborts the process if the two ends of a message differ in length. So a
+// message's tag contains a hash of its length: a send and a receive of
+// different lengths do not match, and end with the group's timeout.
 //
 // Used by one thread. No other code may use the group for messages or
 // all-reduces.

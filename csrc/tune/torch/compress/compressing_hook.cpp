@@ -22,8 +22,8 @@ namespace commprof::tune {
 
 namespace {
 
-// Number of cached compositions. DDP needs only a few: one per bucket before it
-// regroups its buckets, and one per bucket after.
+// Largest number of cached compositions. DDP needs about two for each bucket,
+// because it regroups its buckets once.
 constexpr size_t kMostCompositions = 1024;
 
 compress::Slot slotOf(
@@ -68,9 +68,8 @@ uint32_t counted(uint64_t values) {
   return uint32_t(std::min<uint64_t>(values, UINT32_MAX));
 }
 
-// Records the report's spans, one kCompression and, if the quality was
-// measured, one kQuality, all with the bucket's op_id. Records nothing for
-// op_id 0 or while capture is off.
+// Records the spans, compression and quality of a bucket. Records nothing if
+// op_id is 0 or capture is off.
 void recordReport(
     const compress::BucketReport& report,
     const std::string& scheme,
@@ -173,8 +172,7 @@ void Executor::refuse(
     uint32_t index,
     const std::string& why) noexcept {
   try {
-    // The refusal is queued, because all ranks are already exchanging the
-    // earlier buckets.
+    // The refusal is queued, because earlier buckets must be exchanged first.
     thread_.post([state = state_, step, index, why] {
       const std::lock_guard<std::mutex> lock(state->using_compressor);
       if (!state->first_error) {
@@ -284,7 +282,7 @@ bool CompressingHook::suits(c10d::GradBucket& bucket) {
     TORCH_WARN(
         "commprof: ",
         label_,
-        " compresses fp32 gradients in the CPU's memory; buckets of ",
+        " compresses only fp32 gradients in CPU memory; buckets of ",
         buffer.layout(),
         " ",
         buffer.scalar_type(),

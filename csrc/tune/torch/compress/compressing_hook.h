@@ -1,5 +1,5 @@
-// A communication hook that compresses gradient buckets on a thread of its own;
-// runs inside BucketHook.
+// A communication hook that compresses gradient buckets on a thread of its own.
+// BucketHook calls it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,30 +26,29 @@
 
 namespace commprof::tune {
 
-// One bucket to be exchanged.
 struct BucketTask {
-  compress::Bucket bucket; // its slots exist as long as `keeps_slots`
+  compress::Bucket bucket; // `keeps_slots` owns the bucket's slots
   std::shared_ptr<const void> keeps_slots;
   at::Tensor buffer; // the bucket's memory, and the future's value
   c10::intrusive_ptr<c10::ivalue::Future> future;
   uint64_t op_id = 0; // id of the bucket's record; 0: record nothing
-  int graph_task = -1; // the backward pass of the bucket
+  int graph_task = -1; // the bucket's backward pass; -1: none
 };
 
-// Runs the compressor on buckets in order, on a thread of its own, and
-// completes their futures there. That thread may block, because nothing else
-// runs on it. On a gloo thread or in a future's callback, blocking would
-// deadlock with several buckets in flight. The thread never acquires the GIL.
+// Compresses buckets in order, on a thread of its own, and completes their
+// futures. The thread may block, because nothing else runs on it. A gloo thread
+// or a future's callback must not block: that could deadlock. The thread never
+// acquires the GIL.
 //
-// An exception of a bucket becomes the error of the bucket's future. The first
-// exception also becomes the error of all later buckets.
+// If a bucket fails, its future gets the error. All later buckets get the same
+// error.
 class Executor {
  public:
   struct Exchange {
-    // Connects this rank with its peers; null if only other ranks of this host
-    // have peers.
+    // Connects this rank with its peers; null if this rank has no peers.
     std::unique_ptr<compress::Transport> transport;
-    // Adds up the host's gradients first; null if every rank exchanges its own.
+    // Adds up the gradients of this host's ranks first; null if every rank
+    // exchanges its own gradients.
     std::unique_ptr<compress::HostStage> host;
   };
   // For error messages: `rank` is this rank in the model's group, and `scheme`
@@ -59,24 +58,24 @@ class Executor {
       Exchange exchange,
       int rank,
       std::string scheme);
-  // Calls stop() with a patience of a second. Release the GIL first, because
-  // this may wait until the thread has finished the queued buckets.
+  // Calls stop() with a patience of one second. Release the GIL first, because
+  // this may wait for the thread.
   ~Executor();
 
-  // Queues a bucket. Callable from any thread; the order must be the same on
-  // all ranks. Throws std::runtime_error after stop(), and in a forked child,
-  // where the thread does not exist.
+  // Queues a bucket. Callable from any thread. The order of the buckets must be
+  // the same on all ranks. Throws std::runtime_error after stop() and in a
+  // forked child.
   void submit(BucketTask task);
 
-  // Called instead of submit() if a bucket cannot be compressed: this rank
+  // Called instead of submit() if a bucket cannot be compressed. This rank then
   // sends nothing more, and the ranks that wait for it are notified. Callable
   // from any thread.
   void refuse(uint64_t step, uint32_t index, const std::string& why) noexcept;
 
-  // Accepts no more buckets and waits for the queued ones, but no longer than
-  // `patience`. If the thread is still busy then, because a rank does not
-  // answer, its wait for messages is interrupted; if it is busy for as long
-  // again, it is abandoned with everything that it uses. Idempotent.
+  // Accepts no more buckets, and waits up to `patience` for the queued buckets.
+  // After that, interrupts the thread's wait for messages, and waits up to
+  // `patience` again. A thread that is busy even then is abandoned, with
+  // everything that it uses. Idempotent.
   void stop(std::chrono::milliseconds patience);
 
   // Runs `use` while no bucket is being compressed; called between steps.
@@ -95,26 +94,25 @@ class Executor {
   TaskThread thread_;
 };
 
-// Passes buckets of fp32 gradients in CPU memory to the executor; other buckets
-// are all-reduced as in DDP, with a warning for the first of them.
+// Passes buckets of fp32 gradients in CPU memory to the executor. All other
+// buckets are all-reduced as in DDP, and the first one causes a warning.
 //
-// Parameters are recognised by their TensorImpl and identified by their index
-// in the model, because DDP reuses indices and memory of buckets when it
-// regroups them.
+// Parameters are identified by their index in the model, not by their bucket,
+// because DDP regroups its buckets.
 class CompressingHook final : public InnerHook {
  public:
   struct Groups {
     c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's group
-    // Group of the ranks that exchange data with this rank; no other code uses
-    // it. Null if there is none.
+    // Group of this rank and its peers, which no other code uses; null if this
+    // rank has no peers.
     c10::intrusive_ptr<c10d::ProcessGroup> own;
-    std::shared_ptr<net::Mesh>
-        mesh; // connections of `own`; null: messages use c10d
+    // Connections between the ranks of `own`. If null, messages use c10d.
+    std::shared_ptr<net::Mesh> mesh;
     std::unique_ptr<compress::HostStage> host; // null if `own` has all ranks
   };
 
-  // `parameters`: the model's, in the same order on all ranks. `label`: scheme
-  // and options, the same on all ranks. Throws the errors of
+  // `parameters`: the model's parameters, in the same order on all ranks.
+  // `label`: scheme and options, the same on all ranks. Throws the errors of
   // Compressor::make().
   CompressingHook(
       Groups groups,
@@ -138,14 +136,12 @@ class CompressingHook final : public InnerHook {
   }
 
  private:
-  // Parameters of a bucket. compositions_ is keyed by the addresses of these
-  // parameters.
   struct Composition {
     std::vector<compress::Slot> slots;
     uint64_t signature = 0;
     size_t numel = 0;
   };
-  using Key = std::vector<const void*>;
+  using Key = std::vector<const void*>; // addresses of a bucket's parameters
 
   const std::shared_ptr<const Composition>& compositionOf(
       const std::vector<at::Tensor>& parameters);

@@ -62,10 +62,10 @@ void recordWait(uint64_t op_id, Op op, uint64_t begin_ns, uint64_t end_ns) {
   core().push(wait);
 }
 
-// A message's end is recorded as the end of a wait for it. wait() waits for all
-// messages together. If exactly one of them is received, wait() counts as the
-// wait for that message. Every other message gets a wait of zero length at the
-// end of wait(), which only shows that the message was complete by then.
+// The end of a message is recorded as the end of a wait. wait() waits for all
+// messages together. If only one message is received, the wait for it is
+// recorded with its true length. All other waits are recorded with length zero:
+// they only show that the message was complete at that time.
 class RecordedMessages final : public compress::Transfer {
  public:
   RecordedMessages(

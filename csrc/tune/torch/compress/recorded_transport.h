@@ -1,5 +1,4 @@
-// A transport whose messages are recorded like c10d's, in the group whose ranks
-// exchange them.
+// A transport whose messages are recorded like c10d's messages.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -19,9 +18,9 @@ struct GroupInfo;
 
 namespace commprof::tune {
 
-// Lets reports, the watchdog and predictions see senders, receivers and waits
-// with any transport. All-reduces are left to the inner transport: c10d's
-// all-reduces are recorded when they are called.
+// With it, reports, the watchdog and predictions see the messages of any
+// transport. All-reduces are not recorded here, because c10d's all-reduces are
+// recorded when they are called.
 class RecordedTransport final : public compress::Transport {
  public:
   // `inner` has the ranks of `group`, in the same order.

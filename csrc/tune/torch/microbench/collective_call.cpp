@@ -46,7 +46,7 @@ Options synchronous() {
   return options;
 }
 
-// Does nothing without a Work: a backend that has already waited returns none.
+// A backend that has already waited returns no Work.
 void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) {
     work->wait();
@@ -93,8 +93,8 @@ Run broadcast(const Group& group, const CollectiveSpec& spec) {
       });
 }
 
-// Names that exist in all supported versions of torch; later versions deprecate
-// them in favour of all_gather_single and similar names.
+// These functions exist in all supported versions of torch. Later versions
+// deprecate them, in favour of all_gather_single and similar functions.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
@@ -127,8 +127,8 @@ Run allToAll(const Group& group, const CollectiveSpec& spec) {
 
 #pragma GCC diagnostic pop
 
-// Sends to the next rank, receives from the previous, like nccl-tests'
-// sendrecv.
+// Sends to the next rank and receives from the previous rank, like sendrecv of
+// nccl-tests.
 Run sendRecv(const Group& group, const CollectiveSpec& spec) {
   const int size = group->getSize();
   const int after = (group->getRank() + 1) % size;

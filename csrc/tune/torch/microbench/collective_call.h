@@ -1,6 +1,6 @@
-// Repeats and times one collective with fixed buffers, without Python between
-// the calls. The interpreter takes microseconds, in which a backend's threads
-// fall asleep; the next call's time would include waking them.
+// Repeats and times one collective, without Python between the calls. Python
+// would take microseconds, in which the backend's threads fall asleep. The next
+// call's time would then include their wake-up.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -19,14 +19,13 @@ struct CollectiveSpec {
   std::string redop; // reduction, for operations that reduce
   int64_t root = 0; // rank in the group, for operations with a root
   at::Tensor source; // the input
-  at::Tensor target; // the output; `source` itself if there is one buffer
+  at::Tensor target; // the output; may be the same tensor as `source`
 };
 
 // Begin and end of each call, from nowNs().
 using CallTimes = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 
-// Not thread-safe. Tensors must be on the CPU, where a Work is complete only
-// once the result is there.
+// Not thread-safe. Only for tensors on the CPU.
 class CollectiveCall {
  public:
   // Throws std::invalid_argument for an unknown operation or reduce op, and for
@@ -41,9 +40,8 @@ class CollectiveCall {
     run_();
   }
 
-  // Runs the operation `iterations` times. Each call follows a call of `meet`,
-  // whose time does not count. If `meet` is null, each call directly follows
-  // the previous call.
+  // Runs the operation `iterations` times. Before each call, runs `meet`, which
+  // is not timed. `meet` may be null.
   CallTimes sample(int64_t iterations, const CollectiveCall* meet) const;
 
  private:

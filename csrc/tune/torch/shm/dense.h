@@ -1,5 +1,5 @@
-// Which tensors the collectives in shared memory support, and tensors as
-// contiguous memory.
+// Tells which tensors the collectives in shared memory support, and gives
+// access to a tensor's memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 
 namespace commprof::tune {
 
-// elementOf() and reductionOf() return nullopt for types, devices, layouts and
-// reductions that the kernels do not support.
+// elementOf() and reductionOf() return nullopt for tensors and reductions that
+// the kernels do not support.
 std::optional<kernels::Element> elementOf(const at::Tensor& tensor);
 std::optional<kernels::Reduction> reductionOf(const c10d::ReduceOp& op);
 
@@ -25,8 +25,8 @@ inline std::byte* bytesOf(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 
-// Holds the tensor itself if the tensor is contiguous, else a contiguous copy,
-// which copyBack() writes back.
+// A tensor's values in contiguous memory: the tensor itself if it is
+// contiguous, else a copy, which copyBack() writes back.
 class InOrder {
  public:
   explicit InOrder(const at::Tensor& tensor)

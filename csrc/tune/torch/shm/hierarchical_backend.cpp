@@ -25,17 +25,16 @@ namespace {
 using kernels::Element;
 using kernels::Reduction;
 
-// Chunks in flight between hosts: gloo has two threads per group.
+// Number of chunks in flight between hosts. gloo has two threads per group.
 constexpr size_t kInFlight = 2;
 
-// Connections to the ranks of this host and to peers on other hosts.
 struct Connections {
   std::shared_ptr<shm::Team> team;
   std::unique_ptr<Peers> peers; // null if this rank has no peers
   int owners = 1;
 };
 
-// Runs the work that precedes this rank's message to its peers; on an error,
+// Runs work that comes before this rank's message to its peers. On an error,
 // notifies the peers, so that they do not wait for this rank.
 template <class Local>
 void notifyPeersOnError(Connections& connections, Local local) {
@@ -49,10 +48,9 @@ void notifyPeersOnError(Connections& connections, Local local) {
   }
 }
 
-// One all-reduce. A small one is exchanged as a whole. A large one is divided
-// into chunks, which are handled in order: a chunk is summed within the host,
-// exchanged between hosts while a few others are in flight too, and then shared
-// within the host.
+// One all-reduce. The data is summed within the host, exchanged between hosts,
+// and then shared within the host. Large data is divided into chunks, and a few
+// chunks are in flight between hosts at a time.
 class Exchange {
  public:
   Exchange(
@@ -70,8 +68,7 @@ class Exchange {
                                              : *reductionOf(reduction)),
         world_(world) {}
 
-  // `what`: the operation; if it differs between ranks, the error names two
-  // ranks.
+  // `what` names the operation. Ranks compare it.
   void run(const std::string& what) {
     const size_t bytes = count() * width();
     const shm::Team::Intent intent = shm::intend(what, bytes);

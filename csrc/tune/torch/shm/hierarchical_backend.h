@@ -1,12 +1,13 @@
-// A c10d backend for ranks on several hosts: all-reduce adds up within each
-// host through shared memory, then between hosts over gloo, and then shares the
-// result within each host. All other operations go to the wrapped backend.
+// A c10d backend for ranks on several hosts. An all-reduce adds up the data
+// within each host through shared memory, then between hosts over gloo, and
+// then shares the result within each host. All other operations go to the
+// wrapped backend.
 //
-// Ranks in the same position on their hosts form a ring, which reduces its own
-// slice of the data. So each host sends as few bytes as possible, over several
-// sockets: for H hosts, 2 (H - 1) / H times the size of the data (Patarasuk and
-// Yuan, 2009). In one ring over all n ranks, each host sends 2 (n - 1) / n
-// times this size.
+// Ranks in the same position on their hosts form a ring, which reduces one
+// slice of the data. With H hosts, each host sends 2 (H - 1) / H times the size
+// of the data, which is the minimum (Patarasuk and Yuan, 2009). In one ring
+// over all n ranks, each host would send 2 (n - 1) / n times the size of the
+// data.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -19,7 +19,7 @@ namespace commprof::tune {
 
 namespace {
 
-// Header of a message, followed by the payload or by the reason as text.
+// Header of a message. The payload, or the reason as text, comes after it.
 struct Head {
   shm::Team::Intent intent;
   int32_t global_rank = 0;
@@ -27,8 +27,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
-// Time for which a rank that gave up waits until its peers have received the
-// message that says so.
+// giveUp() waits at most this long until its message has been sent.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 at::Tensor newFrame() {
@@ -45,8 +44,8 @@ std::byte* payloadOf(const at::Tensor& frame) {
   return bytesOf(frame) + sizeof(Head);
 }
 
-// Waits up to kPatience on a detached thread, which keeps the objects that it
-// uses: gloo has no wait with a timeout that leaves the group usable.
+// Waits up to kPatience, by means of a detached thread. After a timeout of
+// gloo's own wait, the group would be unusable.
 void waitBriefly(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
   auto sent = std::make_shared<std::promise<void>>();
   const std::future<void> done = sent->get_future();
@@ -74,7 +73,7 @@ int Peers::nextTag() {
   return int(exchanges_++ & 0x7fffffffu);
 }
 
-// Posts receives first: a message with a posted receive needs no further
+// Called before send(): a message with a posted receive needs no further
 // wake-up.
 Peers::Messages Peers::receive(int tag) {
   Messages messages;

@@ -1,12 +1,10 @@
-// The ranks in the same position on their hosts. These ranks tell each other
-// their next operation before they start it.
+// The ranks in the same position on their hosts. Before an all-reduce between
+// hosts, each rank sends every peer a message of 56 bytes that describes the
+// operation, so that differences become an error. gloo would abort the process
+// if lengths differ, and would add up bytes of different types if types differ.
 //
-// gloo aborts the process if the lengths of the ranks' all-reduces differ. If
-// only the types differ, it adds up bytes of different types. So each
-// all-reduce between hosts begins with a message of 56 bytes to every peer. A
-// message may be shorter than its receiver's buffer; so it also carries the
-// data of a small all-reduce, for which gloo's ring all-reduce is then not
-// needed.
+// The message of a small all-reduce also contains the data. gloo's all-reduce
+// is then not needed.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -23,8 +21,8 @@
 
 namespace commprof::tune {
 
-// Used by one thread at a time. No other code may send messages over `across`;
-// any code may use the collectives of `across`.
+// Used by one thread at a time. No other code may send messages over `across`.
+// Collectives of `across` are allowed.
 class Peers {
  public:
   // Largest data of a message, in bytes.
@@ -50,11 +48,10 @@ class Peers {
   class Messages {
    public:
     // Waits for the messages of all peers. Throws std::runtime_error if two
-    // ranks do not call the same all-reduce (the error names both), or if a
-    // rank gave up (the error has its reason).
+    // ranks call different all-reduces, or if a rank gave up.
     void wait();
-    // Returns the data of each host, including this host, in the same order on
-    // all ranks; valid only after wait().
+    // Returns the data of every host, including this host. The order is the
+    // same on all ranks. Valid only after wait().
     std::vector<const std::byte*> payloads() const;
 
    private:
@@ -71,9 +68,8 @@ class Peers {
   Messages startExchange(
       const shm::Team::Intent& intent,
       std::span<const std::byte> payload);
-  // Called instead of startExchange() if this rank cannot take part. The peers'
-  // wait() throws if they call it within a second: gloo delivers the message
-  // only when they call it.
+  // Called instead of startExchange() if this rank cannot take part. Peers that
+  // wait for this rank within a second get an error with `why`.
   void giveUp(const std::string& why) noexcept;
 
  private:

@@ -139,7 +139,6 @@ class ShmBackend final : public ThreadedBackend {
     return fit;
   }
 
-  // Like ThreadedBackend::start(), but passes the team to the collective.
   WorkPtr start(
       OpType type,
       Tensors outputs,

@@ -1,6 +1,5 @@
-// A c10d backend that moves data between ranks of one host through shared
-// memory, and leaves all other operations to the wrapped backend, which is
-// gloo.
+// A c10d backend that runs collectives between ranks of one host in shared
+// memory. All other operations go to the wrapped backend, which is gloo.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -12,8 +11,8 @@
 namespace commprof::tune {
 
 // `team` has all ranks of the group. Whether a call uses shared memory depends
-// only on its operation, reduction, element type and device, so that all ranks
-// decide in the same way. Tensors that are not contiguous are copied.
+// on its operation, reduction and tensors. So the tensors must be of the same
+// kind on all ranks.
 c10::intrusive_ptr<c10d::Backend> makeShmBackend(
     c10::intrusive_ptr<c10d::Backend> wrapped,
     std::shared_ptr<shm::Team> team);

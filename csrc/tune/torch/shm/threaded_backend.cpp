@@ -48,8 +48,8 @@ class ShmWork final : public Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// Lets code move bytes although the caller's tensors require gradients, are
-// inference tensors, or are used under autocast.
+// While this object exists, the thread runs below autograd and autocast, like a
+// kernel. So it may write any of the caller's tensors.
 struct AsKernel {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{
@@ -86,8 +86,8 @@ void ThreadedBackend::end() {
   }
 }
 
-// Runs in the caller's thread if the queue is empty: a hand-over to the thread
-// costs more than a small collective.
+// A synchronous collective runs in the caller's thread if the queue is empty: a
+// hand-over to the other thread costs more than a small collective.
 WorkPtr ThreadedBackend::start(
     OpType type,
     Tensors outputs,

@@ -1,5 +1,5 @@
-// A backend that runs some collectives itself, one after the other: on a thread
-// of its own, or on the caller's thread if the caller would wait anyway.
+// A backend that runs some collectives itself, one after another. They run on a
+// thread of its own, or on the caller's thread if the caller waits anyway.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,7 @@ namespace commprof::tune {
 class ThreadedBackend : public WrappingBackend {
  public:
   // `team`: the ranks of this host. If a collective fails only on this rank,
-  // the team is broken, so that the other ranks fail immediately and do not
-  // match this rank's next collective with the failed one.
+  // the team is broken, so that the other ranks fail immediately.
   ThreadedBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       std::shared_ptr<shm::Team> team)
@@ -27,17 +26,17 @@ class ThreadedBackend : public WrappingBackend {
   }
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
-  // abort() and shutdown() make other ranks that wait for this rank, now or
-  // later, fail with an error. Both wait up to a second for the running
-  // collectives of this rank.
+  // After abort() or shutdown(), other ranks that wait for this rank get an
+  // error. Both functions wait up to a second for this rank's running
+  // collectives.
   void abort() override;
   void shutdown() override;
 
  protected:
-  // Runs `collective`, which may block and throw; its exception becomes the
-  // Work's error. It runs with the caller's thread-local state, but below
-  // autograd and autocast, like a kernel. Throws std::runtime_error in a forked
-  // child, and after shutdown().
+  // Runs `collective`, which may block. An exception of `collective` becomes
+  // the Work's error. `collective` runs with the caller's thread-local state,
+  // but below autograd and autocast, like a kernel. start() throws
+  // std::runtime_error in a forked child and after shutdown().
   WorkPtr start(
       c10d::OpType type,
       Tensors outputs,
@@ -49,8 +48,8 @@ class ThreadedBackend : public WrappingBackend {
 
   const std::shared_ptr<shm::Team> team_;
 
-  // Called when no collective is running and no other will start. Ends
-  // operations that other hosts' ranks may wait for.
+  // Called after the last collective. Closes connections to other hosts, so
+  // that their ranks do not wait.
   virtual void disconnect() {}
 
  private:

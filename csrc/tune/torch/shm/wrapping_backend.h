@@ -1,7 +1,7 @@
-// A c10d backend that forwards everything to another one: base class of
-// backends that run some operations themselves.
+// Base class of c10d backends that run some operations themselves. It forwards
+// operations to another backend.
 // tests/unit/tune/shm/test_backend_virtuals.py lists the functions of c10d that
-// are not forwarded, and why.
+// are not forwarded.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -191,8 +191,8 @@ class WrappingBackend : public c10d::Backend {
   }
 
  protected:
-  // Remembers a collective, for which a barrier must wait, and returns the
-  // collective. Messages are not remembered.
+  // Stores a collective, so that barriers can wait for it, and returns the
+  // collective. Messages are not stored.
   WorkPtr started(WorkPtr work) {
     if (work) {
       const std::lock_guard<std::mutex> lock(mutex_);

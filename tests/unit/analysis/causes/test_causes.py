@@ -283,7 +283,7 @@ def test_who_keeps_the_plans_of_checkpoints_is_not_told_to_keep_them(
     os.utime(train, (0, 0))  # the script has not changed since the run
     body = partial(objects_through, OF_SAVE, 4)
     cause = causes_of(body, steps=41, script_path=str(train))["pickled-objects"]
-    assert "pickles and exchanges, every 4 steps, what each rank is to write" in cause.sentence
+    assert "pickles and exchanges lists of what each rank writes, every 4 steps" in cause.sentence
     assert "plan" not in cause.sentence
     assert ("enable_plan_caching" not in cause.fix) == keeps
     assert "if YOUR_STEP % 1000 == 0:" in cause.fix
@@ -577,7 +577,7 @@ def test_a_rank_that_works_alone_now_and_then_is_named() -> None:
     cause = found["rank-alone"]
     assert cause.sentence.startswith("Rank 0 works alone")
     assert "an evaluation) every 5 steps" in cause.sentence
-    assert "in the background keeps nobody waiting: this saves up to 26.7 %" in cause.sentence
+    assert "writing it in the background saves up to 26.7 %" in cause.sentence
     assert "async_save" in cause.fix
     assert "{YOUR_FOLDER}/{YOUR_STEP}" in cause.fix, "a save over another leaves a mixture"
     # Six of 30 steps take 60 ms more than 33 ms, or 30 ms more if both ranks share the work.
@@ -595,7 +595,7 @@ def test_a_checkpoint_is_told_by_the_script_and_written_in_the_background(
     cause = found["rank-alone"]
     told = "Rank 0 works alone (the script's loop saves a checkpoint) every 5 steps"
     assert (told in cause.sentence) == is_checkpoint
-    assert ("wins more than dividing it over the ranks" in cause.sentence) == is_checkpoint
+    assert ("saves more than dividing the work over the ranks" in cause.sentence) == is_checkpoint
     won = 6 * (60 if is_checkpoint else 30)
     assert saved(cause) == pytest.approx(won / (30 * 33 + 6 * 60), abs=5e-3)
 
@@ -736,7 +736,7 @@ def test_ranks_that_take_turns_at_being_late_are_named() -> None:
     found = causes_of(in_turns(20.0, 3), steps=61, models=0)
     assert list(found) == ["ranks-in-turns"]
     cause = found["ranks-in-turns"]
-    assert cause.sentence.startswith("Ranks 0, 1 take turns at being late: in 20 of 60 steps")
+    assert cause.sentence.startswith("Ranks 0, 1 are late in different steps. In 20 of 60 steps")
     assert saved(cause) == pytest.approx(200 / (60 * 33 + 400), abs=0.01)
 
 

@@ -44,7 +44,7 @@ def again(op: str, size: int, after_update: bool, script: Script, step: int) -> 
 @pytest.mark.parametrize(
     ("op", "after_update", "words"),
     [
-        ("all_reduce", False, "DDP has averaged the gradients by the end of backward, but each "),
+        ("all_reduce", False, "DDP has averaged the gradients by the end of backward. Each step "),
         ("all_reduce", True, "DDP keeps the weights, and so their moving averages, equal on all"),
         ("broadcast", True, "DDP keeps the weights, and so their moving averages, equal on all"),
     ],
@@ -55,7 +55,7 @@ def test_what_ddp_has_made_equal_need_not_be_sent_again(
     found = causes_of(partial(again, op, 4 * MB, after_update), trained=trained(4 * MB, 4 * MB))
     cause = found["exchanged-again"]
     assert cause.sentence.startswith(words)
-    assert f"sends 4 MB, as many bytes as the model has, once more in 1 {op} call" in cause.sentence
+    assert f"sends 4 MB more, as much as the whole model, in 1 {op} call" in cause.sentence
     assert saved(cause) == pytest.approx(4 / 37, abs=1e-3)
 
 
@@ -164,7 +164,7 @@ def test_sums_without_gradients_are_to_be_joined(reductions: tuple[int, ...], re
     found = causes_of(partial(codebooks, reductions, False))
     assert list(found) == ["statistics-each-layer"]
     cause = found["statistics-each-layer"]
-    assert "with no gradient" in cause.sentence
+    assert "without gradients" in cause.sentence
     assert "one call after backward is enough" in cause.sentence
     # The card has five lines for this text.
     assert len(prose(f"Cause: {cause.sentence} The fix {cause.wins}.")) <= 5
@@ -182,7 +182,7 @@ def test_a_norm_is_one_also_where_most_passes_have_no_gradient() -> None:
 
     cause = causes_of(body)["statistics-each-layer"]
     assert "as SyncBatchNorm does with its statistics" in cause.sentence
-    assert "no gradient" not in cause.sentence
+    assert "without gradients" not in cause.sentence
     assert "GroupNorm" in cause.fix
 
 
@@ -238,7 +238,7 @@ def grouped(new: bool, ms: float, script: Script, step: int) -> None:
 def test_groups_that_are_made_in_each_step_are_named() -> None:
     found = causes_of(partial(grouped, True, 8.0))
     assert list(found) == ["groups-made-anew"]
-    assert "makes 11 process groups in 11 steps" in found["groups-made-anew"].sentence
+    assert "In 11 steps, the script makes 11 process groups" in found["groups-made-anew"].sentence
     assert found["groups-made-anew"].share == pytest.approx(8 / 41.2, abs=1e-3)
     assert causes_of(partial(grouped, False, 8.0)) == {}
     assert causes_of(partial(grouped, True, 0.5)) == {}
@@ -284,8 +284,8 @@ def test_a_pipeline_of_one_batch_needs_micro_batches_and_no_stage_is_late() -> N
     found = causes_of(partial(staged, 1, 0.0), models=0)
     assert list(found) == ["pipeline-bubble"]
     cause = found["pipeline-bubble"]
-    assert "a pipeline of 2 stages, through which a step sends 1 micro batch:" in cause.sentence
-    assert "leaves 50% of a step idle; with 8 smaller micro batches, 11% would be idle" in (
+    assert "a pipeline of 2 stages, and a step has 1 micro batch." in cause.sentence
+    assert "leaves 50% of a step idle. With 8 smaller micro batches, 11% would be idle" in (
         cause.sentence
     )
     assert cause.share == pytest.approx(30 / 61.1, abs=0.01)

@@ -62,8 +62,8 @@ def test_gradients_that_are_gathered_for_their_norm_are_named() -> None:
     assert "clip_grad_norm_(parameters" in cause.fix
     flat = causes_of(clipped, models=0, trained={**SHARDS, "flat": True})
     assert "YOUR_MODEL.clip_grad_norm_" in flat["gathered-gradients"].fix
-    assert "If the whole gradients are only used to compute their norm" in cause.sentence
-    assert "as Muon does, must gather them" in cause.sentence
+    assert "If the script only computes the norm of the gradients" in cause.sentence
+    assert "such as Muon, must gather them" in cause.sentence
     for fix in (cause.fix, flat["gathered-gradients"].fix):
         assert fix.startswith("# if the whole gradients serve only for their norm\n")
 
@@ -153,8 +153,8 @@ def test_workers_that_every_epoch_starts_anew_are_named() -> None:
     found = causes_of(loaded, steps=17)
     assert list(found) == ["workers-restarted"]
     cause = found["workers-restarted"]
-    assert "anew 4 times in 16 steps" in cause.sentence
-    assert "takes 29 ms each time" in cause.sentence
+    assert "new worker processes 4 times in 16 steps" in cause.sentence
+    assert "Each time, the ranks wait 29 ms" in cause.sentence
     # In four steps of 35 ms, the fix saves 8 ms of starting, 20 ms of waiting, 1 ms of ending.
     assert saved(cause) == pytest.approx(29 / (4 * 35 + 29), abs=1e-3)
     assert "persistent_workers" in cause.fix

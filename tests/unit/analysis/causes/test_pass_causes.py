@@ -55,7 +55,7 @@ def unset(rank: int, epoch: int, sampler: int = 1, number: int = 1) -> dict[str,
 def test_a_sampler_whose_epoch_is_not_set_is_named() -> None:
     found = causes_of(trained(unset), steps=STEPS)
     assert list(found) == ["epoch-not-set"]
-    assert "in the same order in 4 passes" in found["epoch-not-set"].sentence
+    assert "the same order of samples in 4 passes" in found["epoch-not-set"].sentence
     assert not found["epoch-not-set"].wins
 
 
@@ -87,7 +87,7 @@ def test_a_sampler_whose_order_changes_is_right(
 def test_an_order_that_repeats_in_most_passes_is_named_with_their_number() -> None:
     body = trained(lambda rank, epoch: unset(rank, epoch, number=1 if epoch else 5))
     found = causes_of(body, steps=STEPS)
-    assert "in the same order in 3 of 4 shuffled passes" in found["epoch-not-set"].sentence
+    assert "the same order of samples in 3 of 4 shuffled passes" in found["epoch-not-set"].sentence
 
 
 def evaluated(
@@ -117,7 +117,7 @@ def test_samples_that_every_rank_evaluates_are_named_with_what_a_part_wins() -> 
     found = causes_of(evaluated(lambda *_: {"checksum": 55}), steps=STEPS)
     assert next(iter(found)) == "evaluated-by-all"
     cause = found["evaluated-by-all"]
-    said = "loads the same samples for an evaluation, 4 times in 20 steps: 8 batches in 64 ms"
+    said = "4 times in 20 steps. Each evaluation has 8 batches and takes 64 ms"
     assert said in cause.sentence
     assert cause.share == pytest.approx(4 * 32 / (20 * 33 + 4 * 64), abs=1e-3)
     assert saved(cause) == pytest.approx(4 * 32 / (20 * 33 + 4 * 64), abs=2e-3)
@@ -206,7 +206,7 @@ def test_at_most_the_time_around_each_pass_is_won() -> None:
 
 def test_the_first_batch_of_each_pass_may_be_the_same() -> None:
     cause = causes_of(partial(begun, 1, 8.0, checksum=7), steps=STEPS)["pass-each-step"]
-    assert "gives the same batch: the job trains on nothing else" in cause.sentence
+    assert "Every pass gives the same batch" in cause.sentence
     unknown = causes_of(partial(begun, 1, 8.0, checksum=0), steps=STEPS)["pass-each-step"]
     assert "the same batch" not in unknown.sentence
 

@@ -139,7 +139,7 @@ def bound(no_core_ms: float, cpus: tuple[str, str], count: int, script: Script, 
 def test_ranks_on_the_same_core_of_a_larger_host_are_told() -> None:
     found = causes_of(partial(bound, 6.0, ("3", "3"), 8))
     assert list(found) == ["same-core"]
-    assert "2 ranks of a host are bound to core 3, and the host has 8 cores" in (
+    assert "2 ranks of a host are bound to core 3, although the host has 8 cores" in (
         found["same-core"].sentence
     )
     assert found["same-core"].share == pytest.approx(6 / 33, abs=0.01)

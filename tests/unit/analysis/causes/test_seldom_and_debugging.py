@@ -39,8 +39,8 @@ def named(body: Callable[[Script, int], None], **options: Any) -> dict[str, Any]
 def test_a_number_in_every_step_of_ranks_that_train_apart_is_named() -> None:
     found = named(averaging(every=10))
     cause = found["scalar-each-step"]
-    assert "In 27 of 30 steps the ranks exchange nothing but numbers" in cause.sentence
-    assert "in 1 all_reduce call of each step" in cause.sentence
+    assert "In 27 of 30 steps, the ranks exchange only numbers" in cause.sentence
+    assert "in 1 all_reduce call per step" in cause.sentence
     # The fix removes 27 calls of 2 ms from 30 steps of 33 ms, three of which average for 5 ms.
     assert saved(cause) == pytest.approx(27 * 2 / (30 * 33 + 3 * 5), abs=1e-3)
 

@@ -116,7 +116,7 @@ def test_with_a_smaller_last_batch_no_number_of_samples_per_step_is_shown() -> N
     assert found is not None
     assert (found.steps, found.samples) == (4, None)
     said = loss_remarks(strong(), curves)[-1]
-    assert "in 4 steps, each of the same samples at every number of ranks" in said
+    assert "the runs used the same samples for 4 steps" in said
 
 
 def test_a_loss_curve_that_deviates_beyond_the_precision_does_not_agree() -> None:
@@ -201,9 +201,9 @@ def test_ranks_whose_weight_digest_differs_from_the_majority_are_listed(
 def test_remarks_on_agreeing_disagreeing_and_uncompared_loss_curves() -> None:
     (agree,) = loss_remarks(strong(), [curve(1), curve(2)])
     assert agree.startswith(
-        "Loss curves of 1 and 2 ranks agree: in 4 steps, each of the same 16 samples at every "
-        "number of ranks, no loss differs by more than 0.0e+00 of its value from the loss at 1 "
-        "rank (allowed: 1e-04"
+        "Loss curves of 1 and 2 ranks agree: the runs used the same 16 samples per step for 4 "
+        "steps, and no loss differs by more than 0.0e+00 of its value from the loss at 1 rank "
+        "(allowed: 1e-04"
     )
     (disagree,) = loss_remarks(strong(), [curve(1), curve(2), curve(4, (4.0, 3.3, 2.0, 1.0))])
     assert disagree.startswith("Loss curves of 1, 2 and 4 ranks DISAGREE: at 4 ranks the loss of")
@@ -218,4 +218,4 @@ def test_remarks_on_agreeing_disagreeing_and_uncompared_loss_curves() -> None:
         for fact in findings(context(), world(4, weights_differ=(1, 3)))
         if fact.kind == "weights_differ"
     )
-    assert weights.startswith("At 4 ranks the weights of ranks 1, 3 differ from those of the")
+    assert weights.startswith("At 4 ranks the weights of ranks 1, 3 differ from the weights")

@@ -105,8 +105,8 @@ def test_ranks_that_exchange_no_gradients_train_apart(exchange: Exchange, passes
     assert (found.kind, found.together) == ("nothing", ((0,), (1,), (2,)))
     assert found.apart_bytes == PARAMETERS
     assert found.sentence.startswith(
-        "The 3 ranks train apart: in 40 updates none of them exchanged the gradients of its "
-        "parameters of 4 MB with another"
+        "The 3 ranks train apart: in 40 updates, no rank exchanged the gradients of its "
+        "parameters (4 MB) with another"
     )
     assert "not wrapped in DistributedDataParallel" in found.sentence
 
@@ -223,7 +223,9 @@ def test_parameters_outside_of_the_ddp_model_are_named(
     assert (found.apart_bytes if found else 0) == apart_bytes
     if found is not None:
         assert found.kind == "parameters"
-        assert found.sentence.startswith("Gradients of 1 MB of the 4 MB of updated parameters are")
+        assert found.sentence.startswith(
+            "The ranks update 4 MB of parameters, but do not exchange the gradients of 1 MB"
+        )
 
 
 def test_the_finding_is_the_first_sentence_of_the_report() -> None:

@@ -62,7 +62,7 @@ def test_the_same_line_with_other_calls_is_said_in_the_remedy() -> None:
     told = with_lines(mismatch_of("0", 5, members), {5: {0: TRAIN, 1: TRAIN}})
     assert told.remedy == (
         "Make all ranks issue the same calls in the same order: at train.py:8 they issue "
-        "different ones."
+        "different calls."
     )
     of_three = with_lines(
         mismatch_of("0", 5, {**members, 2: (BARRIER, 3)}), {5: {0: TRAIN, 1: TRAIN}}

@@ -62,7 +62,7 @@ def test_the_rank_that_differs_from_its_earlier_steps_is_the_culprit_of_a_circle
 def test_a_circle_of_two_ranks_without_earlier_steps_tells_no_culprit(steps: int) -> None:
     cause = job({0: [1], 1: [2]}, {1: [0, 1], 2: [0, 1]}, steps)
     assert (cause.ranks, circle(cause).told_ranks) == ((0, 1), ())
-    assert circle(cause).difference(Words(), {}).endswith("which of them is wrong cannot be told")
+    assert circle(cause).difference(Words(), {}).endswith("which rank is wrong cannot be told")
 
 
 def test_a_majority_counts_only_among_ranks_that_could_have_issued_the_same() -> None:
@@ -80,13 +80,13 @@ def of_messages(*ops: str) -> str:
 
 def test_ranks_that_all_send_first_are_told_the_order_that_ends_the_circle() -> None:
     assert of_messages("send", "send").endswith(
-        "; each sends before it receives, so let one of them receive first, or use "
+        "; every rank sends before it receives, so let one rank receive first, or use "
         "batch_isend_irecv"
     )
     assert of_messages("recv", "recv").endswith(
-        "each receives before it sends, so let one of them send first"
+        "every rank receives before it sends, so let one rank send first"
     )
-    assert of_messages("send", "recv").endswith("; which of them is wrong cannot be told")
+    assert of_messages("send", "recv").endswith("; which rank is wrong cannot be told")
 
 
 def after_messages(first: list[str], second: list[str], steps: int) -> Cause:
@@ -135,9 +135,9 @@ def test_ranks_that_have_not_received_equally_often_are_not_said_to_receive_firs
     cause = after_messages(["send", "recv"], ["recv", "recv"], steps=0)
     assert cause.ranks == (0, 1)
     said = circle(cause).difference(Words(), {})
-    assert said.endswith("; which of them is wrong cannot be told")
+    assert said.endswith("; which rank is wrong cannot be told")
 
 
 def test_ranks_that_both_receive_first_in_their_first_step_are_told_so() -> None:
     cause = after_messages(["recv"], ["recv"], steps=0)
-    assert "each receives before it sends" in circle(cause).difference(Words(), {})
+    assert "every rank receives before it sends" in circle(cause).difference(Words(), {})

@@ -125,7 +125,7 @@ def test_sentences_describe_hangs_mismatches_and_anomalies() -> None:
         "3 ranks: Collective 3 of group '0' is not the same on all ranks: rank 1 issued an "
         "all_reduce(sum) of 16 bytes as Float where ranks 0, 2 issued an all_reduce(sum) of 8 "
         "bytes as Float; rank 1 differs from the majority.",
-        "3 ranks: 4 more collectives after these are not the same on all ranks.",
+        "3 ranks: 4 more collectives after these differ between ranks.",
         "3 ranks: 2026-11-01T12:00:05+00:00: Rank 1's own work rose from 20 to 30 ms (+50%) at "
         "step 120, most of it in backward.",
         "3 ranks: 2026-11-01T12:01:00+00:00: step time rose.",

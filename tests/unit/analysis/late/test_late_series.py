@@ -48,7 +48,7 @@ def test_the_report_says_in_which_steps_the_rank_was_late() -> None:
 
     world = facts_of(body, ranks=4).world
     assert world.lateness.late_rank is None
-    said = "nearly all in one series of steps, from step 4 to step 7"
+    said = "nearly all of it from step 4 to step 7"
     assert world.evidence.stands_out.endswith(said)
     found = verdict(run_result(world), [detail(4, backward=40, wait=25, transfer=5)])
     assert found is not None

@@ -279,7 +279,7 @@ def test_comparing_overlap_results_is_refused() -> None:
 
 def test_a_remark_says_that_there_are_too_few_rounds() -> None:
     (remark,) = compare_sweeps(sweep_result(row()), sweep_result(row())).remarks
-    assert remark.startswith("With 2 rounds and 1 row no difference can be significant at 1%")
+    assert remark.startswith("With 2 rounds and 1 row, no difference can be significant at 1%")
     assert compare_sweeps(noisy_result(1, 20), noisy_result(2, 20)).remarks == ()
 
 
@@ -303,7 +303,7 @@ def test_a_remark_says_that_drift_prevents_a_conclusion() -> None:
     assert found.rows[0].verdict == "same"
     (remark,) = found.remarks
     assert remark.startswith(
-        f"With 10 rounds, whose successive values correlate by {found.correlation:.2f}, and 1 row "
+        f"With 10 rounds, whose successive values correlate by {found.correlation:.2f}, and 1 row, "
         "no difference can be significant at 1%"
     )
     assert remark.endswith(", or measure again while the machine's speed drifts less")
@@ -319,8 +319,8 @@ A, B: median times. p: Mann-Whitney rank test between the rounds' medians, allow
 correlation of successive rounds (0.00); corrected by Holm's method for 1 row. If A
 and B are equal, the chance that any row is called slower or faster is at most 1%.
 
-* With 2 rounds and 1 row no difference can be significant at 1% over all rows; measure fewer sizes
-  or more rounds (-n limits their number).
+* With 2 rounds and 1 row, no difference can be significant at 1%; measure fewer sizes or more
+  rounds (-n limits the number of rounds).
 
 B against A: 0 slower, 0 faster, 1 same.
 """
@@ -382,12 +382,12 @@ def test_fail_above_is_refused_if_the_rounds_are_too_few_to_judge(
         write_sweep(path, result)
     words = ["compare", *map(str, paths)]
     assert main(words) == 0
-    assert "* With 2 rounds and 3 rows no difference can be" in capsys.readouterr().out
+    assert "* With 2 rounds and 3 rows, no difference can be" in capsys.readouterr().out
     assert main([*words, "--fail-above", "5%"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "--fail-above cannot judge these results. With 2 rounds and 3 rows no differ" in err
-    assert err.endswith("measure fewer sizes or more rounds (-n limits their number)\n")
+    assert "--fail-above cannot judge these results. With 2 rounds and 3 rows, no differ" in err
+    assert err.endswith("measure fewer sizes or more rounds (-n limits the number of rounds)\n")
     write_sweep(paths[1], replace(slow, rows=(replace(slow.rows[0], wrong=7), *slow.rows[1:])))
     assert main([*words, "--fail-above", "5%"]) == 1
     assert "B cannot pass: 7 elements were wrong." in capsys.readouterr().out

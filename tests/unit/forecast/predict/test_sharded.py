@@ -154,7 +154,7 @@ def test_wrapping_two_blocks_in_one_unit_joins_their_collectives() -> None:
     found = replay().predict(Scenario(2, wrap_blocks=2))
     assert found.step_s.value == pytest.approx(0.106, abs=1e-8)
     assert found.buckets == 3
-    assert any("in memory at once" in remark for remark in found.remarks)
+    assert any("in memory at the same time" in remark for remark in found.remarks)
     assert step_ms(wrap_blocks=1) == pytest.approx(96, abs=1e-5)
 
 

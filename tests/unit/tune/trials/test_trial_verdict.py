@@ -98,8 +98,8 @@ def test_break_even_is_none_with_unmeasured_bytes_or_too_few_rounds() -> None:
         (
             "int8",
             "not known",
-            "compressors that run as torch operations record neither bytes nor times, and "
-            "gradients that are not fp32 are not compressed",
+            "compressors that run as torch operations record neither bytes nor times, and only "
+            "fp32 gradients are compressed",
         ),
     ],
 )

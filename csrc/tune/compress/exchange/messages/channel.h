@@ -1,5 +1,5 @@
-// Transport of one bucket: times each transfer, counts the bytes sent, and adds
-// a checksum to each message if requested.
+// Sends and receives the data of one bucket. Times each transfer, counts the
+// sent bytes, and adds a checksum to each message if requested.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class Channel {
   uint32_t bucketIndex() const {
     return bucket_index_;
   }
-  // Bytes that the channel uses at the end of each message of exchange().
+  // Size in bytes of the checksum at the end of each message of exchange().
   size_t trailerBytes() const {
     return checksum_ ? 4 : 0;
   }
@@ -76,7 +76,7 @@ class Channel {
   bool checksum_;
 };
 
-// Bytes that one rank sends in a ring all-reduce: 2 (W - 1) / W of the data
+// Number of bytes that one rank sends in a ring all-reduce of `bytes` bytes
 // (Patarasuk and Yuan, 2009), rounded down.
 uint64_t ringBytes(size_t bytes, int world);
 

@@ -1,12 +1,10 @@
-// PieceNote: metadata that a block exchange appends to the values of each
-// piece, 4 bytes, little-endian. Each piece has a scale of its own and reports
-// non-finite values itself, so a bucket need not be read completely before its
-// first piece is sent.
+// PieceNote: 4 bytes, little-endian, that a block exchange appends to each
+// piece. A note has the piece's scale and reports non-finite values, so that
+// the first piece can be sent before the whole bucket is read.
 //
-// Pieces: how a block exchange divides a bucket. The bucket is divided into
-// chunks, each summed by one rank; or it is a single chunk, which all ranks
-// sum. Each chunk is divided into the same number of pieces, which are
-// pipelined.
+// Pieces: the division of a bucket for a block exchange. A bucket consists of
+// chunks, each summed by one rank, or of a single chunk, which all ranks sum.
+// Every chunk consists of the same number of pieces, which are pipelined.
 #pragma once
 
 #include <cstddef>
@@ -64,10 +62,10 @@ class Pieces {
     return count_;
   }
   Range range(int chunk, int piece) const;
-  // Size of the piece's message; 0 if it has no values.
+  // Size of a piece's message, in bytes. 0 if the piece has no values.
   size_t messageBytes(int chunk, int piece) const;
-  // Aligned offset of a message in a buffer of all messages; the next function
-  // returns the end of the buffer.
+  // Aligned offset of a message in the buffer of all messages. end() is the
+  // size of the buffer.
   size_t offset(int chunk, int piece) const;
   size_t end() const {
     return offsets_.back();

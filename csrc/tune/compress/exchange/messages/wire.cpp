@@ -21,7 +21,7 @@ constexpr uint8_t kNonfinite = 1;
 struct Layout {
   uint8_t magic;
   uint8_t version;
-  uint16_t check; // crc32 of the whole with this field zero, low 16 bits
+  uint16_t check; // low 16 bits of the CRC-32 of this struct with check = 0
   uint8_t scheme;
   uint8_t flags;
   int8_t exponent;
@@ -85,8 +85,8 @@ Header unpack(std::span<const std::byte> bytes, int rank, uint32_t index) {
   if (layout.magic != kMagic || layout.check != checkOf(layout)) {
     throw PayloadError(
         inBucket(rank, index) +
-        "the header is damaged, or not of this version of commprof: run the "
-        "same version on all ranks");
+        "the header is damaged, or was sent by another version of commprof: "
+        "run the same version on all ranks");
   }
   if (layout.version != kVersion) {
     throw DisagreementError(textOf(

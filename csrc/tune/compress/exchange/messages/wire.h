@@ -1,7 +1,6 @@
-// Handshake before a bucket's exchange: every rank sends every other rank a
-// 32-byte little-endian header, and all fields that must be the same on all
-// ranks are compared. So lengths of payloads are known to agree before payloads
-// are sent, and all ranks know in time if a rank's gradients are not finite.
+// Handshake before a bucket's exchange. Every rank sends every other rank a
+// 32-byte little-endian header. Ranks compare the fields that must be equal on
+// all ranks, and learn whether any rank's gradients are not finite.
 #pragma once
 
 #include <array>
@@ -25,10 +24,9 @@ struct Header {
   int8_t exponent = 0; // 16-bit values are x * 2^exponent
   uint16_t options = 0; // hash of all options and the seed
   uint32_t n = 0; // number of values in the bucket
-  // Number of values or blocks sent, or rank of the factors; 0 where the scheme
-  // has none.
+  // Number of values to send, or rank of the factors; see Scheme::k().
   uint32_t k = 0;
-  uint64_t signature = 0; // signature of the slots
+  uint64_t signature = 0;
   uint32_t step = 0; // low 32 bits
   uint16_t index = 0; // low 16 bits
 };
@@ -38,9 +36,9 @@ using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
 HeaderBytes pack(const Header& header);
 
-// Throws PayloadError if the bytes are not a header or are damaged, and
-// DisagreementError for another version. `rank` sent the bytes, for bucket
-// `index`.
+// `rank` sent the bytes, for bucket `index`. Throws PayloadError if the bytes
+// are not an intact header, and DisagreementError if the header has another
+// version.
 Header unpack(std::span<const std::byte> bytes, int rank, uint32_t index);
 
 // Throws DisagreementError for the first field that differs.
@@ -52,13 +50,13 @@ void checkAgreement(
 
 class Handshake {
  public:
-  // Returns all ranks' headers, by rank, valid until the next call. The channel
-  // must not use checksums, because ranks may disagree about them too. Throws
+  // Returns the headers of all ranks, valid until the next call. The channel
+  // must not use checksums, because ranks may disagree about their use. Throws
   // DisagreementError, PayloadError, TransportError.
   std::span<const Header> run(const Header& mine, Channel& channel);
 
  private:
-  // Members, because a transfer abandoned by an exception may still write to
+  // Not local variables: after an exception, a transfer may go on writing to
   // them.
   HeaderBytes mine_{};
   std::vector<HeaderBytes> theirs_;
