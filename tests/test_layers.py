@@ -296,9 +296,12 @@ def test_rules_in_two_languages_are_listed_with_their_tests_and_become_no_more()
 
 
 def test_what_cpp_says_of_a_rule_in_python_is_in_that_table() -> None:
-    equals = re.compile(r"(?:equal those|rule is that|the rules) of commprof/([\w/]+\.py)")
+    equals = re.compile(
+        r"(?:equal those|rule is that|the rules) of commprof/([\w/]+\.py)"
+        r"|commprof/([\w/]+\.py) has the same rules"
+    )
     named = {
-        f"commprof/{match}"
+        f"commprof/{''.join(match)}"
         for file in (ROOT / "csrc").rglob("*.h")
         for match in equals.findall(re.sub(r"\s*\n//\s*", " ", file.read_text()))
     }

@@ -21,9 +21,9 @@ METADATA: Final[dict[str, Shape]] = {
     "world_size": int,  # ranks of the job
     "local_rank": int,  # rank on this host
     "restart_count": int,  # elastic restarts before this one
-    "pid": int,
+    "pid": int,  # process id
     "main_thread": int,  # kernel id of the thread that started capture
-    "command": list[str],
+    "command": list[str],  # command line as a list of arguments
     "python": str,  # version
     "torch": str,  # version
     "commprof": str,  # version
@@ -50,7 +50,7 @@ METADATA: Final[dict[str, Shape]] = {
     "record_bytes": int,  # always 64
     "kinds": list[str],  # names by code, as in the next three lists
     "ops": list[str],  # c10d's names of operations
-    "phases": list[str],
+    "phases": list[str],  # phases of a step
     "dtypes": list[str],  # empty in a trace of the Python capture
     # For each model given to ``attach``: its inner hooks, in order of first use. A compressor is
     # written as NAME:option=value,...
@@ -72,7 +72,7 @@ MOST_RANKS: Final = 1 << 20
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
 #: Keys that later metadata blocks may set; each block may hold any of these keys.
 MORE_METADATA: Final[dict[str, Shape]] = {
-    "hooks": list[str],
+    "hooks": list[str],  # as in the first block
     "threads": int,  # only if the script changed the number
     # Written when capture starts (by older versions: when capture ends):
     #   begin_monotonic_ns: earlier traces of the process ended before this time.
@@ -107,10 +107,12 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
     # values: for each step of the trial, the value on which backward() was called, or null.
     "trial_losses": dict,
+    # Why a requested trial did not begin.
     "no_trial": {"reason": str, "begin_monotonic_ns": int},
     # error: the exception that ended the capture, as one line, or "SystemExit with exit code N".
     # Empty if a later capture of the process ended without an exception.
     "ending": {"error": str},
+    # The first write that failed.
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
     # Absent unless recording has been off for half a second or longer. recording: False if
     # recording went off at monotonic_ns, True if it went on again.
@@ -144,6 +146,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "saves": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which a DataLoader started worker processes for a pass over the data.
     "loader_worker_starts": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times at which a DataLoader ended its worker processes.
     "loader_worker_stops": {"begin_ns": list[int], "end_ns": list[int]},
     # Times of backward passes with autograd's anomaly detection on.
     "anomaly_backwards": {"begin_ns": list[int], "end_ns": list[int]},

@@ -31,9 +31,7 @@ enum class BlockType : uint32_t {
   kEnd = 4, // JSON object: closing counters; absent if the process died
   kSalvaged = 5, // JSON object: replaces kEnd, written by trace/reader.py
   kStack = 6, // JSON object: the Python frames that issued operations
-  // JSON object, padded with spaces. Readers use the summary with the highest
-  // `sequence`.
-  kSummary = 7,
+  kSummary = 7, // JSON object, then spaces; the highest `sequence` is used
   kSpare = 8, // reserved space, or a block that is being written
   kCommunicator = 9, // JSON object: one communicator of NCCL
 };

@@ -151,8 +151,8 @@ def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
     hooks = replay.profile.hooks
     own_label = replay.schedule.hook if scenario.hook is None else scenario.hook
     own_cost = measured_hook(hooks, own_label)
-    own = {own_label, *(label for label, cost in hooks.items() if cost is own_cost)}
-    return (scenario.hook, *(label for label in ("", *hooks) if label not in own))
+    own_labels = {own_label, *(label for label, cost in hooks.items() if cost is own_cost)}
+    return (scenario.hook, *(label for label in ("", *hooks) if label not in own_labels))
 
 
 def _candidate(

@@ -85,7 +85,7 @@ def test_timed_and_transformer_studies_can_share_a_results_file(
     monkeypatch.setattr("sys.argv", arguments)
     assert predict_error.main() == 1
     out = capsys.readouterr().out
-    assert "model: 9.00% in the mean" in out
+    assert "model: mean error 9.00%" in out
     step = "transformer, error of the step: mean"
     assert (
         f"NOT met: {step}: 9.00 % (demand: at most 5 %)\nmet: {step}, compared with no overlap"

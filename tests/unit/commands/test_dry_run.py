@@ -64,7 +64,7 @@ def test_dry_run_of_a_script_shows_its_command_and_environment(
     assert "each rank runs: python -u train.py --lr 1" in text
     assert f"environment: COMMPROF_OUT={tmp_path}/out/world_2" in " ".join(text.split())
     assert "environment: OMP_NUM_THREADS=3" in text
-    assert "not known before it runs" in text
+    assert "not known before the script runs" in text
 
 
 def test_dry_run_on_one_of_several_machines_shows_its_ranks(

@@ -95,7 +95,7 @@ def test_a_call_that_hands_a_collective_to_a_device_is_no_transfer(
     said = verdict(result, details)
     assert said is not None
     assert said.bindings[0].part is None
-    assert "is not known: no kernel of a device was recorded" in said.headline
+    assert "bounds the step: no kernel of a device was recorded" in said.headline
     assert "needs no change" not in said.next_step.advice
 
 

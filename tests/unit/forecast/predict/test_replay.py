@@ -271,7 +271,7 @@ def test_predicting_another_bandwidth_needs_the_measured_link_s_bandwidth() -> N
     found = stated.predict(scenario)
     assert found.step_s.value == pytest.approx(max(0.020, 0.010 + 0.0075) + 0.015)
     assert "80.0%" in found.remarks[0]
-    assert "faster than the measured rate is not known" in found.outside[0]
+    assert "the hosts may not be able to send this fast" in found.outside[0]
     with pytest.raises(CommprofError, match="--link-latency"):
         stated.predict(dataclasses.replace(scenario, latency_s=1e-3))
 

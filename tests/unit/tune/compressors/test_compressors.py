@@ -96,7 +96,7 @@ def test_making_a_compressor_does_not_import_torch() -> None:
 def test_compressor_calls_that_need_a_model_are_refused_without_one() -> None:
     with pytest.raises(CommprofError, match="is not attached to a model"):
         compressors.fp16().state_dict()
-    with pytest.raises(UsageError, match="not both above 0"):
+    with pytest.raises(UsageError, match="both must be above 0"):
         compressors.fp16().set_loss_scale(0, 1)
 
 
