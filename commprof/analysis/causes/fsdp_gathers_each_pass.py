@@ -13,16 +13,22 @@ from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.passes_of_updates import lines_of_passes, pass_numbers
-from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import (
+    LARGE,
+    LEAST_WAITED,
+    fsdp_of,
+    is_flat,
+    is_worth_memory,
+    library,
+    unit_gathers,
+)
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 
-#: Waiting for the needless gathers must take at least this fraction of the step. This fraction and
-#: the next are large because the fix needs memory.
-_WORTH = 0.1
-#: The low end of the gain's interval must be at least this fraction of the step.
+#: The low end of the gain's interval must be at least this fraction of the step, because the fix
+#: needs memory.
 _LOW = 0.05
 #: The gathered models of all ranks together may take at most this fraction of a host's memory.
 _OF_MEMORY = 0.05
@@ -107,7 +113,10 @@ def _rule(facts: Facts) -> Sighting | None:
     passes = round(float(np.median(pass_numbers(first)[1][masks[0]])))
     whole = float(first.size_bytes[masks[0]].sum()) / facts.steps / (passes - 1)
     memory = int(first.trace.metadata["machine"].get("memory_bytes") or 0)
-    if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:
+    if not share >= LEAST_WAITED or whole * facts.world.world_size > _OF_MEMORY * memory:
+        return None
+    saving = saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)])
+    if not is_worth_memory(share, saving):
         return None
     return Sighting(
         f"{library(facts)} gathers the model in each of the {passes} micro batches of an update, "
@@ -115,7 +124,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"batch take {in_ms(facts.per_step_ms(exposed))} of the step. There is memory to keep the "
         f"whole model, {in_bytes(whole)} per rank.",
         share,
-        saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
+        saving,
     )
 
 
@@ -134,7 +143,8 @@ CAUSE = CatalogueCause(
         "Nine of ten updates follow the same number of backward passes, at least two, and as many "
         "forward passes. Each forward pass after the first gathers as many bytes as the first, "
         f"within {_ALIKE:.0%}, and the same lines of the script call the model. Waiting for these "
-        f"later gathers takes at least {_WORTH:.0%} of the step. The gathered models of all ranks "
+        f"later gathers takes at least {LARGE:.0%} of the step, or at least {LEAST_WAITED:.0%} if "
+        f"the fix saves at least {LARGE:.0%} of the step. The gathered models of all ranks "
         f"together would take at most {_OF_MEMORY:.0%} of a host's memory. The cause is not named "
         "for jobs on GPUs, because the memory of GPUs is not recorded."
     ),

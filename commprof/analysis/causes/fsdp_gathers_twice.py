@@ -9,14 +9,20 @@ from commprof.analysis.causes.edits.model_settings import FSDP1, after_sharding,
 from commprof.analysis.causes.edits.script import Code
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import (
+    LARGE,
+    LEAST_WAITED,
+    fsdp_of,
+    is_flat,
+    is_worth_memory,
+    library,
+    unit_gathers,
+)
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: Waiting for the gathers in backward must take at least this fraction of the step. This fraction
-#: and the next are large because the fix needs memory.
-_WORTH = 0.1
-#: The low end of the gain's interval must be at least this fraction of the step.
+#: The low end of the gain's interval must be at least this fraction of the step, because the fix
+#: needs memory.
 _LOW = 0.05
 #: The gathered models of all ranks together may take at most this fraction of a host's memory.
 _OF_MEMORY = 0.05
@@ -66,7 +72,10 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(exposed)
     whole = _model_bytes(facts.first)
     memory = int(facts.first.trace.metadata["machine"].get("memory_bytes") or 0)
-    if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:
+    if not share >= LEAST_WAITED or whole * facts.world.world_size > _OF_MEMORY * memory:
+        return None
+    saving = saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)])
+    if not is_worth_memory(share, saving):
         return None
     ms = facts.per_step_ms(exposed)
     return Sighting(
@@ -74,7 +83,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"step waits {in_ms(ms)} for the gathers in backward. There is memory for the whole model, "
         f"{in_bytes(whole)} per rank.",
         share,
-        saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
+        saving,
     )
 
 
@@ -99,7 +108,8 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"The step waits for all-gathers in backward for at least {_WORTH:.0%} of its length. The "
+        f"The step waits for all-gathers in backward for at least {LARGE:.0%} of its length, or "
+        f"for at least {LEAST_WAITED:.0%} if the fix saves at least {LARGE:.0%} of the step. The "
         f"gathered models of all ranks together would take at most {_OF_MEMORY:.0%} of a host's "
         "memory. The cause is not named for jobs on GPUs, because the memory of GPUs is not "
         "recorded."

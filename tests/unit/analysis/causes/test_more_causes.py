@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.causes.sharded_library import is_worth_memory
 from commprof.analysis.causes.slow_interface import CAUSE as SLOW_INTERFACE
+from commprof.analysis.named_cause import Saving
+from commprof.stats.intervals import Interval
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
 from tests.support.builders.caused import Script, causes_of, mean_step_ms, saved
 
@@ -112,6 +115,24 @@ def test_units_that_are_kept_or_gathered_in_little_time_or_too_large_are_usual()
         script.rank.metadata["machine"]["memory_bytes"] = 100 * MB
 
     assert causes_of(large, models=0) == {}
+
+
+@pytest.mark.parametrize(
+    ("waited", "low", "is_worth"),
+    [
+        (0.1, 0.05, True),
+        (0.1, None, True),
+        (0.09, 0.2, True),  # FSDP's copies take longer than the waiting
+        (0.09, 0.09, False),
+        (0.09, None, False),
+        (0.04, 0.2, False),
+    ],
+)
+def test_a_fix_that_needs_memory_must_save_much(
+    waited: float, low: float | None, is_worth: bool
+) -> None:
+    saving = None if low is None else Saving(Interval(low, low, low), "replayed")
+    assert is_worth_memory(waited, saving) == is_worth
 
 
 def on_device(host_ms: float, script: Script, step: int) -> None:
