@@ -183,6 +183,7 @@ def test_equal_records_of_a_file_and_of_rings_are_kept_once(
     records = _random(4, 200)
     records["timestamp_ns"] = 10 + np.arange(len(records)) // 3
     records[1::10] = records[::10]
+    records[20] = records[19]  # the last record of a chunk, and the first of the next
     in_rings = records["timestamp_ns"] >= first_ns
     late = np.concatenate((records[in_rings], _random(5, 30)[: 30 * (first_ns == 100)]))
     packer = packed.Packer()
