@@ -28,6 +28,9 @@ from commprof.capture.recorder import Recorder
 _MOST = 4096
 #: Two time spans of the same kind become one if less than this time lies between them.
 _SAME_NS = 20_000
+#: torch.save closes its file right after writing it. Under load the thread may lose its core in
+#: between, so writing and closing become one time span if less than this time lies between them.
+_CLOSED_WITHIN_NS = 100_000_000
 
 
 def _always(*_: Any) -> bool:
@@ -164,6 +167,7 @@ class TorchWork:
     def _note(self, key: str, owner: Any, name: str, counts: Callable[..., bool]) -> None:
         original = original_of(getattr(owner, name))
         spans = self._spans.setdefault(key, [])
+        same_ns = _CLOSED_WITHIN_NS if name == "__exit__" else _SAME_NS
 
         @wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +178,7 @@ class TorchWork:
                 return original(*args, **kwargs)
             finally:
                 end_ns = time.monotonic_ns()
-                if spans and 0 <= begin_ns - spans[-1][1] < _SAME_NS:
+                if spans and 0 <= begin_ns - spans[-1][1] < same_ns:
                     spans[-1] = spans[-1][0], end_ns
                 else:
                     spans.append((begin_ns, end_ns))

@@ -255,6 +255,28 @@ def test_saving_is_noted_on_the_main_thread_only(tmp_path: Path) -> None:
     assert len(recorder.metadata["saves"]["begin_ns"]) == 2
 
 
+def test_a_save_is_noted_once_if_the_thread_loses_its_core_before_it_closes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    noted = torch.serialization._save
+
+    def slow(*args: object, **kwargs: object) -> None:
+        noted(*args, **kwargs)
+        time.sleep(0.005)
+
+    monkeypatch.setattr(torch.serialization, "_save", slow)
+    try:
+        torch.save(torch.ones(4), tmp_path / "saved.pt")
+    finally:
+        monkeypatch.undo()
+        work.remove()
+    (begin_ns,), (end_ns,) = (recorder.metadata["saves"][key] for key in ("begin_ns", "end_ns"))
+    assert end_ns - begin_ns > 5_000_000
+
+
 def test_the_save_function_can_be_pickled_while_saves_are_noted() -> None:
     recorder = Recorder(0)
     work = TorchWork(recorder)  # type: ignore[arg-type]
