@@ -12,26 +12,21 @@ from commprof.analysis.causes.edits.model_settings import sharded_model
 from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.passes_of_updates import lines_of_passes, pass_numbers
-from commprof.analysis.causes.sharded_library import (
+from commprof.analysis.causes.memory_for_gathers import (
     LARGE,
+    LEAST_SAVED,
     LEAST_WAITED,
-    fsdp_of,
-    is_flat,
+    OF_MEMORY,
+    has_memory,
     is_worth_memory,
-    library,
-    unit_gathers,
 )
+from commprof.analysis.causes.passes_of_updates import lines_of_passes, pass_numbers
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 
-#: The low end of the gain's interval must be at least this fraction of the step, because the fix
-#: needs memory.
-_LOW = 0.05
-#: The gathered models of all ranks together may take at most this fraction of a host's memory.
-_OF_MEMORY = 0.05
 #: At least this fraction of the updates must follow the usual number of forward and backward
 #: passes.
 _USUAL = 0.9
@@ -112,8 +107,7 @@ def _rule(facts: Facts) -> Sighting | None:
     first = facts.first
     passes = round(float(np.median(pass_numbers(first)[1][masks[0]])))
     whole = float(first.size_bytes[masks[0]].sum()) / facts.steps / (passes - 1)
-    memory = int(first.trace.metadata["machine"].get("memory_bytes") or 0)
-    if not share >= LEAST_WAITED or whole * facts.world.world_size > _OF_MEMORY * memory:
+    if not share >= LEAST_WAITED or not has_memory(facts, whole):
         return None
     saving = saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)])
     if not is_worth_memory(share, saving):
@@ -145,7 +139,7 @@ CAUSE = CatalogueCause(
         f"within {_ALIKE:.0%}, and the same lines of the script call the model. Waiting for these "
         f"later gathers takes at least {LARGE:.0%} of the step, or at least {LEAST_WAITED:.0%} if "
         f"the fix saves at least {LARGE:.0%} of the step. The gathered models of all ranks "
-        f"together would take at most {_OF_MEMORY:.0%} of a host's memory. The cause is not named "
+        f"together would take at most {OF_MEMORY:.0%} of a host's memory. The cause is not named "
         "for jobs on GPUs, because the memory of GPUs is not recorded."
     ),
     why=(
@@ -174,5 +168,5 @@ CAUSE = CatalogueCause(
     ),
     fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/pytorch/torchtune/issues/2402",
-    worth=_LOW,
+    worth=LEAST_SAVED,
 )

@@ -9,23 +9,18 @@ from commprof.analysis.causes.edits.model_settings import FSDP1, after_sharding,
 from commprof.analysis.causes.edits.script import Code
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import (
+from commprof.analysis.causes.memory_for_gathers import (
     LARGE,
+    LEAST_SAVED,
     LEAST_WAITED,
-    fsdp_of,
-    is_flat,
+    OF_MEMORY,
+    has_memory,
     is_worth_memory,
-    library,
-    unit_gathers,
 )
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: The low end of the gain's interval must be at least this fraction of the step, because the fix
-#: needs memory.
-_LOW = 0.05
-#: The gathered models of all ranks together may take at most this fraction of a host's memory.
-_OF_MEMORY = 0.05
 _FIX_OF_FSDP1 = (
     "from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy\n\n"
     "# with your other settings:\n"
@@ -71,8 +66,7 @@ def _rule(facts: Facts) -> Sighting | None:
     ]
     share = facts.share(exposed)
     whole = _model_bytes(facts.first)
-    memory = int(facts.first.trace.metadata["machine"].get("memory_bytes") or 0)
-    if not share >= LEAST_WAITED or whole * facts.world.world_size > _OF_MEMORY * memory:
+    if not share >= LEAST_WAITED or not has_memory(facts, whole):
         return None
     saving = saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)])
     if not is_worth_memory(share, saving):
@@ -110,7 +104,7 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"The step waits for all-gathers in backward for at least {LARGE:.0%} of its length, or "
         f"for at least {LEAST_WAITED:.0%} if the fix saves at least {LARGE:.0%} of the step. The "
-        f"gathered models of all ranks together would take at most {_OF_MEMORY:.0%} of a host's "
+        f"gathered models of all ranks together would take at most {OF_MEMORY:.0%} of a host's "
         "memory. The cause is not named for jobs on GPUs, because the memory of GPUs is not "
         "recorded."
     ),
@@ -129,5 +123,5 @@ CAUSE = CatalogueCause(
     edit=lambda facts, _: _edit(facts),
     fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/Robbyant/lingbot-vla/pull/50",
-    worth=_LOW,
+    worth=LEAST_SAVED,
 )

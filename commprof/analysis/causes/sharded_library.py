@@ -8,24 +8,7 @@ from __future__ import annotations
 
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.collectives.sharding import Sharding, gathers
-from commprof.analysis.named_cause import Saving
 from commprof.trace.exchanged import trained_by
-
-#: A fix that needs memory is advised if it removes waiting of this fraction of the step, or if it
-#: removes less waiting but saves this fraction, because FSDP's copies go as well.
-LARGE = 0.1
-#: The removed waiting must be at least this fraction of the step.
-LEAST_WAITED = 0.05
-
-
-def is_worth_memory(waited: float, saving: Saving | None) -> bool:
-    """True if the waiting that a fix removes, or the saving by this fix, is large.
-
-    ``waited`` is a fraction of the step.
-    """
-    if waited >= LARGE:
-        return True
-    return waited >= LEAST_WAITED and saving is not None and saving.saved.low >= LARGE
 
 
 def fsdp_of(facts: Facts) -> Sharding | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.causes.sharded_library import is_worth_memory
+from commprof.analysis.causes.memory_for_gathers import is_worth_memory
 from commprof.analysis.causes.slow_interface import CAUSE as SLOW_INTERFACE
 from commprof.analysis.named_cause import Saving
 from commprof.stats.intervals import Interval
