@@ -214,7 +214,7 @@ def _faults(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def faults_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Checks that all tries succeed; if one fails, none counts."""
+    """Checks that all tries succeed; if one fails, none counts, because the test ends there."""
     right = 0 if figures["failed"] else figures["tries"]
     what = "ranks killed or stopped: an error names the rank in time, nothing stays in /dev/shm"
     return [of_all(what, right, figures["tries"], TRIES)]

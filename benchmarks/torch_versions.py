@@ -43,6 +43,7 @@ PASSES = (
     ("measures and not slow",),
 )
 ROUNDS = 20
+#: An environment with a CUDA build of torch, a build tree and the traces of tests fit into this.
 NEEDED_BYTES = 12 * 2**30
 
 

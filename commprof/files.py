@@ -102,7 +102,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a temporary file, which replaces ``path`` when the context ends.
 
     Raises:
-        OSError: the file cannot be written, or ``path`` is a device or pipe such as /dev/null.
+        OSError: the file cannot be written, or ``path`` is a device or pipe such as /dev/null. The
+            old content then stays.
     """
     if is_a_device(path):
         raise OSError(errno.EINVAL, "it is a device or pipe", str(path))

@@ -262,7 +262,7 @@ def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
 
 
 def _incident(incidents: Sequence[Incidents], several_sizes: bool) -> tuple[str, str]:
-    """Returns a sentence on the run's first incident, and what to do about it."""
+    """Returns a sentence on the run's first hang or mismatch, and what to do about it."""
     for of_size in incidents:
         size = f"At {counted(of_size.world_size, 'rank')}: " * several_sizes
         for mismatch in of_size.mismatches:
@@ -321,7 +321,8 @@ def _command_to_inspect(run: str, late: CardRank | None) -> str:
 
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
     for of_size in result.incidents:
-        # The change of the step itself comes last: another change may have caused it.
+        # Of the changes found in one step, the change of the step's length comes last, because
+        # another change may have caused it.
         order = sorted(
             (change for _, change in of_size.anomalies),
             key=lambda change: (change.found_step, change.what == STEP),

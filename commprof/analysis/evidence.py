@@ -313,7 +313,8 @@ def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
     """Returns ``LostRecords.poorest_rank`` and ``calls_share``.
 
     In groups smaller than the world, ranks may rightly make different numbers of calls. A job with
-    such groups is judged only by its collectives of all ranks.
+    such groups is judged only by its collectives of all ranks, and only by ranks whose groups were
+    recorded.
     """
     if len(seen.traces) < 2 or not any(trace.is_foreign for trace in seen.recorded):
         return -1, 0.0

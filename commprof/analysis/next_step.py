@@ -394,6 +394,7 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
         return ""
     script = [str(word) for word in context.get("script", ())]
     command = taken_apart(str(context["command"]), script)
+    # A trial may reject options of a configuration file.
     if command is None or command.has("--config"):
         return ""
     nodes = max(1, int(context.get("nodes", 1)))

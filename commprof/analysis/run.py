@@ -116,7 +116,8 @@ def analyse_in_detail(
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
     # For a script, run.json names the backend that a built-in workload would use, which may differ
-    # from the script's backend.
+    # from the script's backend. Without run.json, the context names no backend if the job has no
+    # default group.
     backends.discard("")
     if backends and ("script" in context or not context["backend"]):
         context = {**context, "backend": ", ".join(sorted(backends))}

@@ -40,6 +40,7 @@ class SummaryLateRank:
     phase: str
     #: Fraction of this rank's extra work that lies in ``phase``.
     phase_share: float
+    #: Number of ranks that wait for this rank; 0 if not known.
     waiting_ranks: int = 0
     #: Other ranks that come late, mostly because they waited for this rank.
     through: tuple[int, ...] = ()
@@ -111,9 +112,11 @@ class SummaryTiming(FieldGroup):
     other_ms: float
     step_ms: float
     exposed_p95_ms: float
-    #: Mean exposed time before the last rank arrived; NaN if no last arrival is known.
+    #: Mean exposed time before the last rank arrived; NaN if no last arrival is known. The steps in
+    #: ``unsplit_steps`` do not count.
     exposed_wait_ms: float
-    #: Mean exposed time after the last rank arrived; NaN if no last arrival is known.
+    #: Mean exposed time after the last rank arrived, over the same steps; NaN if no last arrival is
+    #: known.
     exposed_transfer_ms: float
     #: Number of steps in which some last arrival is not known.
     unsplit_steps: int
@@ -140,8 +143,8 @@ class SummaryArrivals(FieldGroup):
     machines: int
     #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
-    #: Smallest number of other hosts with which a host exchanges arrivals; 0 if some host is cut
-    #: off.
+    #: Number of other hosts in the tree along which arrivals reach a host, for the host with the
+    #: fewest; 0 if some host is cut off.
     hosts_heard: int
     #: Number of datagrams with arrivals that the network refused.
     unsent_datagrams: int

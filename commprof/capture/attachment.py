@@ -201,7 +201,7 @@ class Attachment:
 
 
 class _Held:
-    """Holds an attachment in an attribute of its model.
+    """Holds an attachment in an attribute of its model. The attachment lives as long as the model.
 
     A holder is copied and pickled as None: a copy of the model has no hook, and commprof may not be
     installed where a pickled model is loaded.
@@ -291,7 +291,8 @@ def attach(
     Raises:
         CommprofError: ``ddp`` is not a DDP model, already has a communication hook, or has no
             gradient buckets; the ranks do not agree on the compressor; or a ``COMMPROF_`` variable
-            is not valid.
+            is not valid. After one of the last two errors, ``attach`` may be called again for the
+            model.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(
@@ -321,7 +322,7 @@ def attach(
 
 @functools.cache
 def _say_if_unrecorded() -> None:
-    """If no capture runs, makes rank 0 print this when its process ends."""
+    """Makes rank 0 print, when its process ends, that nothing is recorded, if no capture ran."""
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def at_end() -> None:

@@ -38,7 +38,8 @@ _DDP_KEYS = (
 _UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
 _LEAST_UNUSED = "least_unused_parameter_size"
 #: Numbers of forward passes between two reads of a model's DDP log; the last number repeats. DDP
-#: updates its log in its first ten iterations, and then in every hundredth iteration.
+#: updates its log in its first ten iterations, and then in every hundredth iteration. A read takes
+#: longer than the recording of a step.
 _PASSES_TO_NEXT_READ = (1, 1, 2, 4, 2, 90, 100)
 _MOST_MODELS = 32
 
@@ -193,7 +194,9 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
     """Reads a model's DDP log and the sizes of its gradients; None if DDP gives no log.
 
-    The sizes are left out if parameters were frozen or unfrozen after the DDP model was made.
+    The sizes are left out if parameters were frozen or unfrozen after the DDP model was made. The
+    log's indices of gradients, which DDP assigned when the model was made, then do not fit the
+    sizes.
     """
     log = _log_now(model)
     if log is None:

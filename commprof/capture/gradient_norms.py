@@ -143,7 +143,7 @@ class GradientNorms:
         self._norms.clear()
 
     def _write(self, figures: dict[str, float]) -> None:
-        """Overwrites the file with a text of fixed length, so that no old text is left behind."""
+        """Overwrites the file with a text of fixed length: a reader finds old or new text."""
         finite = {
             key: value if abs(value) < float("inf") else None for key, value in figures.items()
         }

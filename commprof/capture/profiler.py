@@ -473,7 +473,7 @@ def profile(
         UsageError: there is no such mode, or a ``COMMPROF_`` variable has a value that is not
             valid.
 
-    Ranks on different hosts compare their clocks over UDP. ``COMMPROF_CLOCK=off`` in the
+    Ranks that do not share a clock compare their clocks over UDP. ``COMMPROF_CLOCK=off`` in the
     environment turns this off.
 
     Under a command that records the whole script, such as ``commprof run``, this function returns

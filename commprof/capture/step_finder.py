@@ -6,7 +6,8 @@ steps, for example updates of a GAN's other network.
 
 Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
 without an update of the leading optimizer in between, becomes the leading one. The first of these
-two updates also ends a step if only the leading optimizer updated in the last iterations.
+two updates also ends a step if only the leading optimizer updated in the last iterations, and if
+the other optimizer never updated between two updates of the leading one.
 
 An update inside a backward pass counts when the pass has ended. An update inside GradScaler counts
 when the scaler's step has ended.
@@ -119,7 +120,7 @@ class _Turns:
         #: The leading optimizer and its first parameter. If one of the two is deleted, the next
         #: optimizer that updates becomes the leading one.
         self._alive: tuple[weakref.ref[Any], ...] = ()
-        #: Number of updates of the leading optimizer since the last update of another optimizer.
+        #: Number of the leading optimizer's last updates that no other update separates.
         self._alone = 0
         #: Optimizers that have updated since the last update of the leading optimizer.
         self._others: set[_Key] = set()

@@ -60,7 +60,8 @@ _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
 _serialization = torch.serialization
 #: Functions of torch whose calls are recorded. A row has the key in the trace's metadata, owner and
-#: name of the function, and a condition for recording a call.
+#: name of the function, and a condition for recording a call. ``_post_forward`` is the end of DDP's
+#: forward pass, in which DDP may search for unused parameters.
 _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
     ("ddp_buffer_syncs", DistributedDataParallel, "_sync_buffers", _always),
     ("ddp_searches", DistributedDataParallel, "_post_forward", _searches),
@@ -79,7 +80,8 @@ _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
 )
 #: Functions of modules that most scripts do not import. A row has key, module, class and name; the
 #: class is "" for a function of the module. Of two rows with the same key, the first is for FSDP2
-#: and the second for FSDP1.
+#: and the second for FSDP1. FSDP1 has no row for the gathers of forward passes, because its
+#: function for them also does other work.
 _LATER: tuple[tuple[str, str, str, str], ...] = (
     ("fsdp_reductions", f"{_FSDP}._fully_shard._fsdp_param_group", "", "foreach_reduce"),
     ("fsdp_reductions", f"{_FSDP}._runtime_utils", "", "_reduce_grad"),

@@ -106,7 +106,9 @@ class TrainedParameters:
     def before_update(self, optimizer: Any) -> None:
         """Records the parameters that an optimizer is about to update.
 
-        Updates inside a compiled graph are not recorded.
+        Updates inside a compiled graph are not recorded, because a hook must not become a part of
+        the graph. No hook may be added or removed while a job trains: torch.compile would then
+        compile the job's optimizers again.
         """
         if not self._looks:
             return

@@ -61,9 +61,10 @@ def launch(
 ) -> None:
     """Runs all ranks of the job, and returns when the ranks have ended.
 
-    The ranks of all jobs are forked from one server, so that torch is imported only once. A signal
-    ends the ranks and is then raised again. SIGUSR1 and SIGUSR2 are only passed on to the ranks,
-    unless this process has a handler for them.
+    The ranks of all jobs are forked from one server, so that torch is imported only once. The
+    server lives until `stop_fork_server`, the end of this process, or a failure. A signal ends the
+    ranks and is then raised again. SIGUSR1 and SIGUSR2 are only passed on to the ranks, unless this
+    process has a handler for them.
 
     Args:
         job: the job to run.
@@ -225,7 +226,8 @@ def _kill_fork_server() -> None:
     """Kills the fork server and all processes that it has forked.
 
     A signal may arrive after this process has asked the server for a rank. This process does not
-    know the rank if the server forks it later. The server is therefore suspended before its
+    know the rank if the server forks it later. Such a rank keeps the server alive, so
+    `stop_fork_server` alone would wait forever. The server is therefore suspended before its
     children are listed.
     """
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -316,7 +318,10 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets environment variables for the ranks and the fork server; restores them at the end."""
+    """Sets environment variables for the ranks and the fork server; restores them at the end.
+
+    The fork server needs them, because it imports torch, which reads some variables only once.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -112,8 +112,9 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
 
     Returns:
         ``file``: the file's name, empty if none was written; ``bytes``: the file's length; ``cut``:
-        True if the file was cut at PATCH_LIMIT_BYTES; ``binary_files``: changed binary files, which
-        the file does not contain; ``left_out``: the reason why writing failed, or an empty string.
+        True if the file was cut at PATCH_LIMIT_BYTES and so cannot be applied; ``binary_files``:
+        changed binary files, which the file does not contain; ``left_out``: the reason why writing
+        failed, or an empty string.
     """
     saved: dict[str, Any] = {
         "file": "",

@@ -43,7 +43,7 @@ class Rendezvous:
         return self.node_rank == 0
 
     def check(self, world_size: int) -> None:
-        """Raises UsageError if machines get unequal numbers of ranks, or the port is not free."""
+        """Raises UsageError if machines get unequal numbers of ranks, or the port is unusable."""
         if world_size % self.nodes:
             raise UsageError(
                 f"{world_size} ranks cannot be divided equally among {self.nodes} machines; for "

@@ -23,7 +23,7 @@ from commprof.launch.rendezvous import endpoint_parts
 from commprof.launched import Launched, launched_as
 
 _PATIENCE_S = 300.0
-"""Seconds to wait for rank 0's message."""
+"""Seconds to wait for rank 0's message: the launcher may start ranks one after the other."""
 _SEEN_WITHIN_S = 60.0
 """Seconds to wait for rank 0's file: network file systems may show the file late."""
 _KEY = "job"
@@ -160,7 +160,8 @@ def rank_and_world_size(variables: Mapping[str, str]) -> tuple[int, int] | None:
     """Returns the rank and world size that a launcher set in the environment; None if none did.
 
     Raises:
-        UsageError: RANK and WORLD_SIZE are set, but another variable is unset or not a number.
+        UsageError: RANK and WORLD_SIZE are set, but one of RANK, WORLD_SIZE, MASTER_ADDR and
+            MASTER_PORT is unset or not a number.
     """
     if not is_rank(variables):
         return None

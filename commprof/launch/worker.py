@@ -44,6 +44,7 @@ RESULT_SCHEMA_VERSION = 1
 
 _INTERRUPTED_EXIT_CODE = 130  # the exit code that shells give for SIGINT
 # Pause of a rank before it raises an error that another rank seems to have caused, see `guarded`.
+# The launcher polls the ranks many times in this period.
 _PEER_GRACE_S = 2.0
 _EXIT_PAUSE_S = 0.02
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO)

@@ -396,7 +396,8 @@ def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here)
     """Returns the seconds since a rank's last step ended; NaN if not known.
 
     Before the first step, returns the seconds since capture began. If recording was switched on
-    later, returns the seconds since that time.
+    later, returns the seconds since that time. Returns NaN in always-on mode, while recording is
+    off, after the end of the trace, and for a rank that has another clock.
     """
     metadata = metadata_of(tail)
     counts = tail.summary is None and tail.recording and not tail.ended

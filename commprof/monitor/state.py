@@ -2,8 +2,8 @@
 
 Totals count from the first step that the monitor analyses. In always-on mode they count from the
 start of the mode. Totals start again at 0 when a rank restarts. Recent figures cover the last
-``RECENT_STEPS`` steps that all ranks completed; in always-on mode, the last minute. Unknown figures
-are NaN, None or absent.
+``RECENT_STEPS`` steps that all ranks completed; in always-on mode, the last minute, or the last
+steps if no step ended in that minute. Unknown figures are NaN, None or absent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from commprof.trace.host_summary import SeenHost
 
 RECENT_STEPS = 100
 
+#: These parts add up to the step.
 STEP_PARTS = ("data", "forward", "backward", "optimizer", "other", "exposed")
 
 
@@ -31,7 +32,8 @@ class StepTimes:
     optimizer_s: float
     other_s: float
     #: Time for which communication blocked the training thread. The next three fields are its
-    #: parts. In always-on mode, the parts of the last seconds are not known yet.
+    #: parts. In always-on mode, the parts of the last seconds are not known yet, so ``exposed_s``
+    #: may exceed the sum of its parts.
     exposed_s: float
     #: Exposed time before the last rank arrived.
     wait_s: float

@@ -80,7 +80,8 @@ class GrowingGzip:
         """Unpacks the next bytes of the file.
 
         Raises:
-            OSError: the data is damaged, or the unpacked data is too large.
+            OSError: the data is damaged, or the unpacked data is too large. The rest of the file
+                cannot be unpacked then.
         """
         self._packed_bytes += len(data)
         parts = []

@@ -8,7 +8,8 @@ from typing import Final
 from commprof.trace.schema import ELEMENT_BYTES
 
 #: Maps a type's name in Python ("torch.float32") or NCCL ("ncclFloat32") to c10d's name ("Float").
-#: The keys are in lower case and have no prefix.
+#: The keys are in lower case and have no prefix. torch writes such names in the annotations of CUDA
+#: graphs, and in its recorder over CUPTI.
 _IN_C10D: Final = {
     **{"float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16"},
     **{"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte"},

@@ -8,11 +8,13 @@ An entry may be retired but have no completion. The meaning depends on the recor
 ``FlightRecorder.hpp`` and ``FlightRecorderHook.hpp``):
 
 - gloo: the operation has completed.
-- A recorder that learns of completions, such as NCCL's: the operation has timed out.
+- A recorder that learns of completions: the operation has timed out. Such recorders are those of
+  NCCL and XCCL. From torch 2.15 on, the hook of a backend that reports completions is one too.
 - The hook of another backend: the operation was issued, and may have completed.
 
 A recorder learns of completions if the dump names the version of a communication library, if the
 dump's version is below 2.10, or if any dump has a completed entry of the same group and backend.
+Only NCCL's recorder names such a library. Hooks did not write dumps before version 2.10.
 """
 
 from __future__ import annotations
@@ -289,6 +291,7 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
     """Returns the global ranks of each group, by group name.
 
     If no dump lists a group's ranks, the ranks whose dumps have entries of the group are returned.
+    For c10d's group of all ranks, all ranks up to the last rank with a dump are then returned.
     """
     members: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
@@ -488,7 +491,8 @@ class _Entries:
 def _replaced(used: Iterable[_Description]) -> set[int]:
     """Returns the ids of groups that a later group of the same name and backend replaced.
 
-    If a script destroys its process groups and makes new groups, c10d uses the old names again.
+    If a script destroys its process groups and makes new groups, c10d uses the old names and
+    numbers again. Operations that were pending in a destroyed group do not count.
     """
     ids: dict[tuple[str, str], set[int]] = {}
     for about in used:

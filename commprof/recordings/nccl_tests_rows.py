@@ -152,7 +152,8 @@ def operation_of_rows(rows: Sequence[NcclTestsRow]) -> str:
 
     On three or more ranks, busbw / algbw is above 1 for all_reduce and at most 1 for all other
     operations. Only reduce has a reduction and a root. Of the operations with a root and no
-    reduction, only broadcast has equal busbw and algbw.
+    reduction, only broadcast has equal busbw and algbw and buffers that are not divided into a part
+    per rank.
     """
     exact = [
         row.busbw.value / row.algbw.value

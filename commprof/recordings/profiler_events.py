@@ -174,7 +174,10 @@ class ProfilerEvents:
         return self.ranges.rows_named(judge)
 
     def keep(self, column: str, events: EventTable | Event) -> None:
-        """Adds events to the list ``column``; drops events if the list is full."""
+        """Adds events to the list ``column``; drops events if the list is full.
+
+        No real trace fills a list.
+        """
         named_events: NamedEvents = getattr(self, column)
         room = _MOST_NAMED - len(named_events)
         if isinstance(events, EventTable):

@@ -307,7 +307,8 @@ def _without_callbacks(
     """Returns the ranges, each cut at the first operator that the range's thread issues in it.
 
     gloo's thread runs the callbacks of a collective, such as the rest of PowerSGD's hook, before it
-    ends the collective's range. Operators of the callbacks begin after the transfer.
+    ends the collective's range. Operators of the callbacks begin after the transfer. Exposed time
+    still counts up to the end of the whole range, because a thread may wait for the callbacks too.
     """
     begins: defaultdict[int, list[int]] = defaultdict(list)
     for call in issued:

@@ -1,8 +1,8 @@
 """Converts one torch.profiler trace to a trace in commprof's own form.
 
-A communication kernel counts as issued when it begins, and as complete when it ends. The training
-thread counts as waiting while the device runs communication, but no other kernel and no copy within
-the device.
+A communication kernel counts as issued when it begins, because its rank has arrived then, and as
+complete when it ends. The training thread counts as waiting while the device runs communication,
+but no other kernel and no copy within the device.
 """
 
 from __future__ import annotations
@@ -419,7 +419,8 @@ def _backend(recording: RankRecording) -> str:
 def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
     """Returns the process groups by id, and each call's group id.
 
-    Calls whose group is not known belong to a group without a name.
+    Calls whose group is not known belong to a group without a name. The size of a group is 0 if it
+    is not known.
     """
     backend, only = _backend(recording), _only_group(recording.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}

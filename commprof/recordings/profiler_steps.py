@@ -157,6 +157,7 @@ def _updates(events: ProfilerEvents) -> list[int]:
         np.array([getattr(e, name) for e in ranges], np.int64)
         for name in ("begin_ns", "end_ns", "thread")
     )
+    # The ends are checked, because an update may contain a backward pass.
     inside = _in_backward(events, end, thread)
     backward_ns = np.sort(np.frombuffer(events.backward.begin_ns, np.int64))
     passes = np.searchsorted(backward_ns, begin).tolist()

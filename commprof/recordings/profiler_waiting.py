@@ -62,7 +62,7 @@ def host_waiting(
     """Finds when the training thread worked or ran Python, and when it waited for a collective.
 
     A thread that waits for a collective may go on before the collective's range ends. The
-    difference is at most 0.1 ms.
+    difference is at most 0.1 ms, and at most the time for which the thread waited.
 
     DDP copies a bucket back after waiting for the bucket. So if such a copy follows a gap between
     two events of the thread, the whole gap counts as waiting in these cases:

@@ -48,6 +48,7 @@ _OPS_BY_WORD: Final = (
     ("reduce", "reduce"),
 )
 _NO_LETTER = re.compile(r"[^a-z]")
+#: Operations with several forms. The names of ranges do not distinguish the forms.
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Begins of the names of ranges that torch's own backends open. All these ranges communicate.
 _OF_TORCH = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):", re.IGNORECASE)

@@ -137,10 +137,10 @@ def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
 def _signed_ranks_outside(n: int) -> tuple[int, float]:
     """Returns ``(out, part)``, which give the bounds of the interval of ``signed_rank_ratio``.
 
-    Let ``a`` be the sorted means of all pairs of values, beginning at one end. The bound at this
-    end is ``a[out] + part * (a[out + 1] - a[out])``. The test has only certain confidence levels,
-    so ``part`` interpolates between two levels. Source: Hollander and Wolfe, Nonparametric
-    Statistical Methods (1973), section 3.3.
+    Let ``a`` be the sorted means of all pairs of values, beginning at one end. Each value also
+    forms a pair with itself. The bound at this end is ``a[out] + part * (a[out + 1] - a[out])``.
+    The test has only certain confidence levels, so ``part`` interpolates between two levels.
+    Source: Hollander and Wolfe, Nonparametric Statistical Methods (1973), section 3.3.
     """
     mean = n * (n + 1) / 4
     if n > _COUNTED:

@@ -58,8 +58,9 @@ class Collectives:
     issue_ns: Ints = field(metadata=MOMENT)
     #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
-    #: Time at which the operation completed; 0 if not known. gloo does not report the completion of
-    #: messages and reduce-scatters: for them, this is the time at which a wait returned.
+    #: Time at which the operation completed: on the device if the device's times were recorded, and
+    #: otherwise on the host. 0 if not known. gloo does not report the completion of messages and
+    #: reduce-scatters: for them, this is the time at which a wait returned.
     end_ns: Ints = field(metadata=MOMENT)
     #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0, or the operation
     #: may have completed earlier.

@@ -81,6 +81,7 @@ class DeviceActivity:
     def joined(cls, of_ranks: Sequence[DeviceActivity], shift_ns: Ints) -> DeviceActivity:
         """Joins the activity of ranks; each rank's times are increased by its ``shift_ns``.
 
+        The shifted times of each rank must follow the shifted times of the rank before.
         ``communication`` must be None for all ranks or for no rank.
         """
 

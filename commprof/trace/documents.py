@@ -66,8 +66,8 @@ METADATA: Final[dict[str, Shape]] = {
     # Absolute path of the file that the process runs; empty if not known.
     "script_path": str | None,
 }
-#: More ranks than any job has. Readers reject larger numbers in a file, which could make them
-#: allocate too much memory.
+#: More ranks than any job has. Readers do not use larger numbers in a file, because such numbers
+#: could make them allocate too much memory.
 MOST_RANKS: Final = 1 << 20
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
 #: Keys that later metadata blocks may set; each block may hold any of these keys.
@@ -126,7 +126,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Garbage collections of 1 ms or more. total_ns: time of all these collections. begin_ns and
     # end_ns: 4,096 at most.
     "garbage": {"total_ns": int, "begin_ns": list[int], "end_ns": list[int]},
-    # Times at which DDP synchronised its buffers in forward passes, 4,096 at most.
+    # Times at which DDP synchronised its buffers in forward passes, with the collectives; 4,096 at
+    # most.
     "ddp_buffer_syncs": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which DDP searched the autograd graph for unused parameters, 4,096 at most.
     "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
@@ -138,9 +139,11 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "fsdp_forward_gathers": {"begin_ns": list[int], "end_ns": list[int]},
     # Times of DTensor.full_tensor, which gathers the shards of a tensor; 4,096 at most.
     "full_tensors": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which torch pickled Python objects for a collective, 4,096 at most.
+    # Times at which torch pickled Python objects for a collective, 4,096 at most. Objects that
+    # follow one another count as one.
     "object_pickles": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which torch unpickled objects after a collective, 4,096 at most.
+    # Times at which torch unpickled objects after a collective, 4,096 at most. Objects that follow
+    # one another count as one.
     "object_unpickles": {"begin_ns": list[int], "end_ns": list[int]},
     # Times of torch.save on the main thread, from the first byte until the file is closed.
     "saves": {"begin_ns": list[int], "end_ns": list[int]},

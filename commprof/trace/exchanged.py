@@ -42,6 +42,7 @@ class Trained:
     """The parameters that one rank's optimizers updated in their first updates."""
 
     parameter_bytes: int
+    #: True if some parameters are shards.
     sharded: bool
     #: True if FSDP1 shards the parameters; None if this was not recorded.
     flat: bool | None
@@ -91,6 +92,7 @@ class GroupExchange:
 
     #: c10d's name of the group.
     group: str
+    #: Number of ranks of the group.
     size: int
     calls: int
     total_bytes: int

@@ -8,7 +8,7 @@ file.
 
 A file has two lines. Each line consists of a CRC-32 (8 hexadecimal digits), a space and a JSON
 value. The first value is an object with everything except the operations. The second value is the
-list of operations.
+list of operations. While a job is watched, only the first line is read.
 
 A file also says within which time it will be written again. If this time is long past, the host is
 missing: its monitor was killed, is frozen or cannot write.

@@ -295,7 +295,8 @@ class RingTail:
             if len(piece) < run * _RECORD_BYTES:
                 return np.empty(0, schema.RECORD_DTYPE)
             data += piece
-        # Drop the oldest slots, which the thread may have overwritten meanwhile.
+        # Drop the oldest slots, which the thread may have overwritten meanwhile. The thread may be
+        # overwriting one more slot now.
         valid = max(begin, _head(ring) - ring.capacity + 1)
         if ring.next:
             self.missed += max(min(valid, head) - ring.next, 0)

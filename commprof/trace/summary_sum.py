@@ -118,9 +118,10 @@ def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
     """Adds up waiting times by block of time and by rank.
 
     A cell is the waiting time for one rank in one block. If there are more than ``_MOST_CELLS``,
-    only the costliest ranks keep a cell for each block. Each other rank gets a single cell; ranks
-    past the first ``_MOST_RANKS`` are left out. Neighbouring blocks are then joined until there are
-    few enough cells and blocks.
+    only the costliest ranks keep a cell for each block. Each other rank gets a single cell, in the
+    block with the rank's longest wait; ranks past the first ``_MOST_RANKS`` are left out.
+    Neighbouring blocks are then joined until there are few enough cells and blocks. The blocks are
+    needed to test whether a rank is late only by chance.
     """
     block_ns = max(part.block_ns for part in parts)
     blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]

@@ -33,8 +33,8 @@ time on the compressor's thread. sent: data that a rank sends per step. held: pe
 parameters on a rank, minus the same peak with `none`. gradient error: relative error of the sent
 values, in the first step of each block. loss: mean over the block, compared with the loss of
 `none`. `none again` runs `none` a second time, to show differences by chance. `noop` exchanges
-nothing. `noop` and candidates that change gradients do not affect the training: after each of their
-blocks, the training state from before the block is restored."""
+nothing. After each block of `noop`, or of a candidate that changes gradients, the training state
+from before the block is restored."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\

@@ -197,7 +197,7 @@ class Trainee(Protocol):
         ...
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns the true length of each phase in each step, in ns; None if unknown."""
+        """Returns the true start and length of each phase, in ns, by step; None if unknown."""
         ...
 
 

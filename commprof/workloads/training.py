@@ -108,7 +108,8 @@ def _scaler(options: TrainingOptions, device: str) -> Any:
 def _recompute(trainee: Trainee) -> None:
     """Adds activation checkpointing to each block (Chen et al. 2016, arXiv 1604.06174).
 
-    Replaces each block's `forward`, because a wrapper module would rename the parameters.
+    Replaces each block's `forward`, because a wrapper module would rename the parameters. FSDP's
+    gathering happens outside of the replaced, recomputed `forward`.
     """
     for block in trainee.blocks:
         # setattr, because mypy refuses assignments to a method

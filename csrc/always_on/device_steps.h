@@ -61,6 +61,8 @@ class DeviceSteps {
   bool has_phases_ = false;
   uint32_t device_ = 0;
   uint64_t stream_ = 0;
+  // Replacements that were not appended yet. Without device times: the newest
+  // kMaxHeld. Otherwise: those from the first incomplete finalisation on.
   std::deque<Record> held_;
 };
 

@@ -194,7 +194,8 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
 }
 
 // Converts exposed times to rank 0's clock. The offset becomes known only after
-// the first steps, and may change later.
+// the first steps, and may change later. If a clock jumps, earlier times move
+// too; this is accepted.
 void WaitLedger::followClock() {
   links_ = exchange_.links();
   if (links_.clock_known) {

@@ -17,7 +17,8 @@ inline uint64_t nowNs() noexcept {
 }
 
 // A counter that rises steadily and is cheaper to read than a clock. Its rate
-// differs between machines: see leastTicks().
+// differs between machines: see leastTicks(). The vDSO's clocks read the same
+// counter, so a program that may read those clocks may read the counter.
 inline uint64_t ticks() noexcept {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();

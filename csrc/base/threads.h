@@ -60,8 +60,9 @@ class TaskThread {
 
   // Takes no more tasks, and waits at most `patience` for the present tasks. If
   // they take longer, calls `hurry`, if given, and waits as long again. A
-  // thread that has not ended by then is detached. Returns true if the thread
-  // has ended. Idempotent; does nothing in a forked child.
+  // thread that has not ended by then is detached, and keeps all that its tasks
+  // hold. Returns true if the thread has ended. Idempotent; does nothing in a
+  // forked child.
   bool stop(
       std::chrono::milliseconds patience,
       const std::function<void()>& hurry = {});

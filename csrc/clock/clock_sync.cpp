@@ -239,7 +239,7 @@ ClockSync& ClockSync::instance() {
 ClockSync::ClockSync() {
   // Fork handlers take locks in the reverse order of their registration. The
   // recorder's handler is registered first, so that mutex_ is taken before the
-  // recorder's lock.
+  // recorder's lock. The follower makes its last record while mutex_ is held.
   Recorder::instance();
   pthread_atfork(&beforeFork, &afterForkParent, &afterForkChild);
 }

@@ -110,8 +110,9 @@ class ClockSync {
   // One per process, never destroyed.
   static ClockSync& instance();
 
-  // For rank 0: answers until stop() or the end of the process. A second call
-  // returns the running server. Throws like the constructor of ClockResponder.
+  // For rank 0: answers until stop() or the end of the process, because ranks
+  // that finish later make a last comparison. A second call returns the running
+  // server. Throws like the constructor of ClockResponder.
   ClockServer serve(
       const std::string& address,
       uint64_t token,

@@ -2,7 +2,9 @@
 // collective.
 //
 // Issuing usually returns immediately, but some calls wait for other ranks, for
-// example a first call, which connects ranks. A thread that waits sleeps, so
+// example a first call, which connects ranks. With
+// TORCH_DISTRIBUTED_DEBUG=DETAIL, torch first compares every call between the
+// ranks. A thread that waits sleeps, so
 // its wall time exceeds its CPU time, and it gives up its core. A preempted
 // thread does not give up its core.
 //

@@ -102,6 +102,7 @@ class Recorder {
 
   // Adds a JSON document, such as more metadata, to the trace, in front of
   // later records. Every later trace of this process also gets the document.
+  // Documents are written in the order of the calls.
   void addDocument(BlockType type, const std::string& json);
   // Adds a process group of this process, with its document.
   void addGroup(const GroupMembership& group, const std::string& json);

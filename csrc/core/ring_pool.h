@@ -23,7 +23,7 @@ class RingPool {
   // "<n>.ring". There are no files if `prefix` is empty. Files use only a small
   // part of the free space of their file system, usually /dev/shm, because
   // DataLoader workers need space there too. If there is too little space, new
-  // rings are smaller or have no files.
+  // rings are smaller or have no files. An old ring keeps its capacity.
   void open(const std::string& prefix, uint64_t capacity, uint64_t session);
   // Ends a trace: removes the files. The memory stays, because threads may hold
   // the rings.

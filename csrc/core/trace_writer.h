@@ -42,8 +42,8 @@ class TraceWriter {
   bool writeNote(std::string_view json) noexcept;
 
   bool removed() const noexcept;
-  // Writes all content to a new file at the path. Returns false if that fails
-  // or the path exists; error() is then the errno.
+  // Writes all content to a new file at the path. Creates missing directories.
+  // Returns false if that fails or the path exists; error() is then the errno.
   bool restore() noexcept;
 
   uint64_t bytesWritten() const noexcept {

@@ -31,9 +31,9 @@ Waits takeCollectives(
 // sequence that a member's messages repeat (message_order.h).
 //
 // Leaves out the messages of a member whose order is not known, messages with a
-// rank that is not among the members, and the oldest messages if too many wait
-// for the other rank. If `isAll` is true, takes all written messages and splits
-// them as splitMessages() does.
+// rank that is not among the members (even if the rank is added later), and the
+// oldest messages if too many wait for the other rank. If `isAll` is true,
+// takes all written messages and splits them as splitMessages() does.
 Waits takeMessages(
     std::span<Communicator* const> members,
     uint32_t blocks,

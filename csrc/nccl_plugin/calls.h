@@ -16,7 +16,7 @@ namespace commprof::nccl {
 struct ApiCall {
   uint64_t begin_ns = 0; // begin of the call or of its capture
   uint32_t thread = 0; // kernel thread id of the caller
-  uint8_t datatype = 0; // index in kDatatypes
+  uint8_t datatype = 0; // index in kDatatypes; the kernel may use bytes instead
   uint64_t op_id = 0; // operation that issued the call (current_op.h); 0: none
 };
 

@@ -27,7 +27,8 @@ struct Communicator {
   static constexpr int kUnknown = -1;
 
   // Returns null if the context is not a Communicator of this process. It may
-  // belong to the user's plugin or, with PXN, to another process.
+  // belong to the user's plugin or, with PXN, to another process. Another
+  // process's context is no address in this process.
   static Communicator* of(void* context) noexcept;
 
   std::atomic<uint32_t> generation{0}; // increases with each use of this object

@@ -115,7 +115,8 @@ class ValueOfUse {
  private:
   static_assert(std::is_trivially_copyable_v<Value>);
   static constexpr size_t kWords = (sizeof(Value) + 7) / 8;
-  std::atomic<uint32_t> written_{0}; // use of the value plus 1; 0: no value
+  // Use of the value plus 1. 0: there is no value, or write() is replacing it.
+  std::atomic<uint32_t> written_{0};
   std::array<std::atomic<uint64_t>, kWords> words_{};
 };
 

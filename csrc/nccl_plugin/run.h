@@ -54,8 +54,8 @@ struct Place {
 };
 
 // Returns the place of this process in its job, according to the launcher's
-// environment variables. commprof/launched.py has the same rules. Returns
-// nothing if no launcher set a place.
+// environment variables, by the rules of commprof/launched.py. Returns nothing
+// if no launcher set a place.
 std::optional<Place> placeFromLauncher();
 
 // Opens the trace in the directory $COMMPROF_OUT, once per process. Throws

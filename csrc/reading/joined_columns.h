@@ -8,8 +8,9 @@
 namespace commprof {
 
 // Returns the total number of rows if all columns store the same single value
-// for all of their rows. Columns without rows are ignored. Returns -1 for any
-// other columns. The caller holds the GIL.
+// for all of their rows. Values are the same if their bytes are the same.
+// Columns without rows are ignored. Returns -1 for any other columns. The
+// caller holds the GIL.
 pybind11::ssize_t rowsOfOneValue(
     const pybind11::typing::List<pybind11::array>& columns);
 

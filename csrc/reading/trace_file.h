@@ -14,7 +14,8 @@
 
 namespace commprof::reading {
 
-// Size of the largest file that is read as a whole.
+// Size of the largest file that is read as a whole. Such a file has at most as
+// many records as commprof/trace/packed.py packs together.
 inline constexpr size_t kMostBytes = (size_t(1) << 14) * sizeof(Record);
 
 // Identifies one version of a file. All fields are -1 if there is no such file.

@@ -48,7 +48,7 @@ struct EventColumns {
   std::vector<int64_t> device;
   std::vector<int64_t> stream; // `tid` if the arguments have no stream
   std::vector<int64_t> isCollective; // 1 if the arguments name a collective
-  std::vector<std::pair<size_t, size_t>> arguments;
+  std::vector<std::pair<size_t, size_t>> arguments; // position and length
 
   void clear();
 };
@@ -121,7 +121,9 @@ class EventScanner {
 
   struct Tokens;
 
+  // Moves `at` behind the event if the event was taken.
   Outcome scanEvent(std::string_view text, size_t& at);
+  // Returns false if the reader in Python must read the event.
   bool addRow(const Tokens& tokens, std::string_view text);
   int64_t categoryOf(std::string_view name);
   void noteProcess(int64_t category, std::string_view process);

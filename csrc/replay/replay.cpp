@@ -346,7 +346,7 @@ class Run {
 
   const Plan& plan_;
   const Changed& changed_;
-  std::vector<State>& state_;
+  std::vector<State>& state_; // [slot]
   std::vector<int32_t> missing_; // [condition]: number of rows not issued yet
   std::vector<double> arrived_; // [condition]: time of the latest issue so far
   std::vector<int64_t> at_; // [rank]: its next event

@@ -9,6 +9,7 @@
 
 namespace commprof::replay {
 
+// The values are those of commprof/analysis/replay/program.py.
 enum class Event : int64_t { Issue = 0, Wait = 1, Stand = 2, Mark = 3 };
 
 // The events of all ranks, one rank after the other; times in ns.
@@ -18,7 +19,7 @@ struct Programs {
   std::span<const int64_t> first;
   std::span<const int64_t> kind;
   std::span<const int64_t> row;
-  std::span<const double> begin;
+  std::span<const double> begin; // [rank]: begin of its program
   // Row chained[k] is issued when row after[k] is complete and lag[k] ns have
   // passed.
   std::span<const int64_t> chained;
@@ -51,7 +52,7 @@ struct Changed {
   // [event]: for a wait, the time from the row's completion until the rank
   // continues. For a stand, the length of the pause.
   std::span<const double> extra;
-  std::span<const double> transfer;
+  std::span<const double> transfer; // [row]
   // [row]: true if the transfer takes no time. A rank that waits for such a row
   // continues no later than the row's completion. Empty: false for all rows.
   std::span<const bool> free;
@@ -96,12 +97,12 @@ class Plan {
 
   size_t ranks_;
   size_t marks_;
-  std::vector<int64_t> first_;
+  std::vector<int64_t> first_; // [rank]: its first event
   std::vector<double> begin_;
-  std::vector<Event> kind_;
+  std::vector<Event> kind_; // [event]
   std::vector<int32_t> target_; // [event]: slot, fixed row or mark
   std::vector<int32_t> slot_; // [row]; empty after construction
-  std::vector<int64_t> rowOf_;
+  std::vector<int64_t> rowOf_; // [slot]
   std::vector<int32_t> before_; // [slot]: slot, fixed row or kNone
   std::vector<int64_t> fixedRow_;
   std::vector<double> fixedEnd_;
@@ -111,8 +112,8 @@ class Plan {
   std::vector<int32_t> needing_;
   std::vector<int64_t> severalFirst_;
   std::vector<int32_t> several_;
-  std::vector<int64_t> opensFirst_;
-  std::vector<int32_t> opens_;
+  std::vector<int64_t> opensFirst_; // [condition]
+  std::vector<int32_t> opens_; // slots
   std::vector<int32_t> missing_; // [condition]: number of replayed rows
   std::vector<double> arrived_; // [condition]: latest issue of the other rows
   // For each chained row: its slot (kNone if not replayed), the slot or fixed
@@ -120,7 +121,7 @@ class Plan {
   std::vector<int32_t> chained_;
   std::vector<int32_t> after_;
   std::vector<double> lag_;
-  std::vector<State> state_;
+  std::vector<State> state_; // [slot]
 };
 
 } // namespace commprof::replay

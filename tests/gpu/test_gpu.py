@@ -115,6 +115,7 @@ def test_every_nccl_operation_gives_correct_results_on_one_rank(tmp_path: Path) 
     assert all(row["min_us"] > 0 for row in rows)
 
 
+#: The model has 13 MB of weights, 52 MB with gradients and Adam's moments, and few activations.
 WORKLOAD = "transformer:vocab=64,d_model=256,feedforward=1024,layers=4,sequence=8,samples=64"
 STEPS = 8
 

@@ -103,7 +103,7 @@ class Matching:
         """Per row: the row with the largest time in the same collective.
 
         -1 if the collective is not complete. If several ranks have the largest time, the lowest of
-        these ranks counts.
+        these ranks counts, as in the summaries of always-on mode.
         """
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)

@@ -35,8 +35,8 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"Autograd's anomaly detection{where} is left on{some}: in each forward pass in this "
         "mode, torch keeps the Python stack of every operator. In each backward pass, it looks for "
-        "NaN in every gradient, unless check_nan=False says otherwise. Compute often takes several "
-        "times as long."
+        "NaN in every gradient, unless check_nan=False says otherwise. With both, compute often "
+        "takes several times as long."
     )
 
 

@@ -18,8 +18,8 @@ from commprof.analysis.named_cause import Saving
 
 #: A cause is named if it takes at least this fraction of the mean step.
 WORTH_NAMING = 0.03
-#: Value of ``worth`` for causes that act in few steps. Resampled steps may contain none of these
-#: steps, so the low end of the gain's bootstrap interval means nothing.
+#: Value of ``worth`` for causes that act in few steps, but never by chance. Resampled steps may
+#: contain none of these steps, so the low end of the gain's bootstrap interval means nothing.
 FEW_STEPS = -math.inf
 
 

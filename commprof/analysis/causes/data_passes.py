@@ -52,7 +52,10 @@ class DataPasses:
 
     @property
     def evaluating(self) -> DataPasses:
-        """The passes with a forward pass on most batches, and without backward passes."""
+        """The passes with a forward pass on most batches, and without backward passes.
+
+        Without forward passes, the script may only load data to train on later.
+        """
         has_forward = 2 * self.forward > self.batches
         return self.chosen(np.flatnonzero(has_forward & (self.backward == 0)))
 

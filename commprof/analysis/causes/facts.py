@@ -350,6 +350,7 @@ class Facts:
         """Returns the begins and ends, in ns, of the intervals that are recorded under ``key``.
 
         Only intervals that begin in measured steps count. They are in order, on the common clock.
+        Both arrays are empty if no intervals were recorded.
         ``position``: index of the rank in ``ranks``.
         """
         noted = self.seen.traces[position].metadata.get(key) or {}

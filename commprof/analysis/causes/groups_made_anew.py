@@ -11,7 +11,8 @@ from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.units import ns_to_ms
 
-#: Least number of new groups per step, and in all steps together.
+#: Least number of new groups per step, and in all steps together. A script that makes groups late,
+#: but only once, makes fewer.
 _PER_STEP, _LEAST = 0.5, 5
 #: Least time before the first calls of these groups, as a fraction of the step.
 _SHARE = 0.03

@@ -21,10 +21,11 @@ _CALL_BYTES = 2**16
 def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> ExposedSpread:
     """Returns the run delay in ns that the helper threads of the masked calls caused.
 
-    Run delay is the time in which the training thread was ready to run but had no core. The delay
-    between two readings is divided among the calls in progress, in proportion to their bytes. The
-    result is 0 for ranks with several intra-op threads, because the CPU time of these
-    threads cannot be distinguished from that of helper threads.
+    Run delay is the time in which the training thread was ready to run but had no core. Only run
+    delay outside of waiting counts, and between two readings at most the CPU time of the helper
+    threads. This amount is divided among the calls in progress, in proportion to their bytes. The
+    result is 0 for ranks with several intra-op threads, because the CPU time of these threads
+    cannot be distinguished from that of helper threads.
 
     ``bytes_remain``: True if the remaining calls carry the bytes of the masked calls.
     """

@@ -19,7 +19,7 @@ from commprof.trace.schema import Phase
 #: Least number of steps that start a pass over a DataLoader for a single batch.
 _LEAST = 5
 #: Least fraction of the steps that start such a pass. Only steps up to the last recorded pass
-#: count.
+#: count. The fraction is smaller if a script now and then takes a batch of validation data so.
 _MOSTLY = 0.9
 _WORKERS = ("loader_worker_starts", "loader_worker_stops")
 

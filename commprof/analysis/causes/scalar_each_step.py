@@ -64,9 +64,9 @@ def _rule(facts: Facts) -> Sighting | None:
     per_step = counted(round(float(mask.sum()) / lone), f"{op} call")
     return Sighting(
         f"In {lone} of {facts.steps} steps, the ranks exchange only numbers, in {per_step} per "
-        f"step{at_line(line)}. This takes {in_ms(facts.per_step_ms(blocked))} per step, because "
-        "all ranks wait for the slowest rank. The ranks exchange weights or gradients in few steps "
-        "only.",
+        f"step{at_line(line)}. This takes {in_ms(facts.per_step_ms(blocked))} per step, and all "
+        "ranks wait for the slowest rank in every step. The ranks exchange weights or gradients in "
+        "few steps only.",
         share,
         saving_without(facts, removed),
         line,

@@ -18,7 +18,8 @@ from commprof.trace.schema import PHASES
 from commprof.units import ms_to_ns
 
 #: A step is long if the rank's work exceeds its median by all three amounts: robust deviations, a
-#: fraction of the median step, and a time in ms.
+#: fraction of the median step, and a time in ms. In steps of a few ms, the host alone causes
+#: outliers.
 _DEVIATIONS, _OF_STEP, LEAST_MS = 6.0, 0.2, 5.0
 #: Least number of measured steps.
 _STEPS = 8
@@ -51,7 +52,8 @@ def saving_without(
 ) -> Saving:
     """Returns the saving if some ranks did only their usual work in their long steps.
 
-    If no replay is possible, returns the waiting of the other ranks in these steps.
+    If no replay is possible, returns the waiting of the other ranks in these steps. This waiting
+    includes the waiting of a usual step.
 
     Args:
         facts: facts about the job at one world size.
@@ -101,7 +103,8 @@ def long_steps(facts: Facts) -> LongSteps | None:
     typical = float(np.median(measured.table("wall")))
     least = max(_OF_STEP * typical, ms_to_ns(LEAST_MS))
     is_long = beyond > np.maximum(limit, least)[:, np.newaxis]
-    # [step, rank]: time for which all ranks together waited for this rank.
+    # [step, rank]: time for which all ranks together waited for this rank. A table for each
+    # waiting rank would take memory for all pairs of ranks.
     waited = of_ranks(measured.caused_in_all(np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
     for position, rank in enumerate(ranks):

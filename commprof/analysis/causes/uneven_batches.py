@@ -16,10 +16,11 @@ from commprof.units import ns_to_ms
 _STEPS = 8
 #: The rank with the most compute must exceed the mean rank by at least this fraction of the step.
 _SPREAD = 0.05
-#: Least standard deviation of a rank's compute over the steps, as a fraction of its mean.
+#: Least standard deviation of a rank's compute over the steps, as a fraction of its mean. Compute
+#: of equal batches varies less. Time in which a rank lacked a core is not counted.
 _VARIES = 0.3
-#: Least correlation of forward and backward times. A larger batch lengthens both, but a disturbance
-#: lengthens only one.
+#: Least correlation of a rank's excess over the mean rank in forward and its excess in backward. A
+#: larger batch lengthens both, but a disturbance lengthens only one.
 _TOGETHER = 0.8
 #: Largest fraction of the steps in which the same rank computes the longest.
 _ONE_RANK = 0.8

@@ -52,8 +52,8 @@ CAUSE = CatalogueCause(
         "has not averaged. DDP does not average gradients of parameters that were frozen when the "
         "DDP model was made; in this case, make the DDP model again. A hook of "
         "`register_post_accumulate_grad_hook` runs before DDP averages the gradients. The loss "
-        "falls on every rank in all these cases, so nothing shows that the saved model was trained "
-        "on one rank's data only."
+        "falls on every rank in all these cases, so nothing shows that the saved model is that of "
+        "one rank alone."
     ),
     fix=_FIX,
     edit=lambda facts, _: _edit(facts),

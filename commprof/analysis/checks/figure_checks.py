@@ -199,7 +199,7 @@ def network_check(
         world_size: number of ranks of the job. If a rank left no trace, the check has no figures.
         traces: traces of the ranks.
         payload_bytes: for each trace, the least number of bytes that the rank's calls send; NaN if
-            unknown.
+            unknown. They are computed only if the counters are there.
         note: how the definitions of the two figures differ.
     """
     if len(traces) < world_size:

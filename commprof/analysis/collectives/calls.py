@@ -226,6 +226,7 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     if threads > _FEW_THREADS:
         return _fifo_starts(issue_ns, end_ns, threads)
     # After round k, ``before`` holds for each call the k-th largest end among the calls before it.
+    # The smaller of this end and the call's entry in ``latest`` goes on to the next round.
     latest = end_ns
     for _ in range(threads):
         before = np.zeros_like(latest)

@@ -52,7 +52,8 @@ class HostLinks:
     interfaces: tuple[str, ...]
     #: Bytes sent per host and measured step.
     step_bytes: float
-    #: Rate of one host's outgoing link while the host had a collective in flight.
+    #: Rate of one host's outgoing link while the host had a collective in flight. This time
+    #: includes waiting for other ranks.
     in_flight_gbit_per_s: float
     #: Rate of one host's outgoing link over the whole step.
     step_gbit_per_s: float
@@ -80,9 +81,9 @@ class HostLinks:
     def agrees(self) -> bool | None:
         """True if counted bytes differ from recorded bytes by no more than expected.
 
-        A difference of 2 % is always accepted. If more bytes were counted than recorded, 1.5 times
-        ``header_share`` is added to this limit, for headers and TCP acknowledgements. None if a
-        needed figure is unknown.
+        A difference of up to 2 % is always accepted. If more bytes were counted than recorded, 1.5
+        times ``header_share`` is added to this limit, for headers and TCP acknowledgements. None if
+        a needed figure is unknown.
         """
         if math.isnan(self.difference):
             return None

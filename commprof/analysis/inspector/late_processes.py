@@ -133,6 +133,7 @@ def late_processes(
         candidates, least_share = [*longer, *also], _SHARE_BEYOND_GAP
     if not candidates:
         return ()
+    # NaN if longer work does not show that all candidates were late.
     by_chance = (
         chance_of_standing_out(own_us, longer) if set(candidates) == set(longer) else math.nan
     )
@@ -182,6 +183,7 @@ def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     if most not in longer:
         return []
     of_others = float(np.delete(by_process, longer).max(initial=0.0))
+    # With half the extra work, a process is expected to make the others wait half as long.
     proportional = by_process[most] * own_us / own_us[most]
     least = np.minimum(_LEAST_IF_APART * proportional, _GAP * of_others)
     waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least[one]]
@@ -206,6 +208,7 @@ def _tested(
         pairs = traced.pairs_us * _NS_PER_US
         pairs[:, first] = pairs[:, list(candidates)].sum(axis=1)
         pairs[:, others] = 0.0
+        # Over the whole run, the waiting began with other processes.
         if not pairs[:, first].any():
             return None
     block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US

@@ -114,6 +114,7 @@ class InspectorState:
 
 @dataclass
 class _Part:
+    #: Waiting in one part of the run. A snapshot has one ``_Part`` with several blocks.
     traced: InspectedOrigins
     time_us: Floats
 
@@ -169,10 +170,12 @@ class LiveLogs:
         self._recent_us: Floats = np.zeros((3, 0))
         self._late: tuple[LateProcess, ...] = ()
         self._slower: SlowerProcesses | None = None
+        #: Both ``_groups`` and ``_time_us`` cover only the current part of the run.
         self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
         self._time_us: Floats = np.zeros(0)
         #: Time of each process in all operations; empty unless the logs are read as a snapshot.
         self._operation_us: Floats = np.zeros(0)
+        #: By log: how often the log had grown when the current part of the run began.
         self._growths: dict[Path, int] = {}
         self._pairs_us: Floats | None = np.zeros((0, 0))
         self._first_seen_s: dict[tuple[str, int], float] = {}

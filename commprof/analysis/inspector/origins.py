@@ -30,7 +30,8 @@ from commprof.analysis.inspector.communicators import (
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Waiting is passed on from process to process at most this many times.
+#: Waiting is passed on from process to process at most this many times. After that, it counts for
+#: the process that it has reached.
 _MOST_PASSES = 8
 _NEGLIGIBLE = 1e-3
 #: Largest number of processes for which waiting is kept for each pair of processes. The table then

@@ -438,7 +438,7 @@ def _unknown(
         )
     for number, noun, what in (
         (untimed, "record", "without a time of the GPU's clock"),
-        (unmatched, "record", "of messages or replayed graphs that no other rank recorded"),
+        (unmatched, "record", "of messages or replayed graphs without a match on another rank"),
         (sizes, "call", "for which ranks recorded different sizes"),
     ):
         if number:

@@ -58,6 +58,7 @@ LIMIT = 15.0
 SMALLEST_CHANGE = 0.1
 #: Smallest spread, as a fraction of the level: timers and schedulers have a limited resolution.
 _SMALLEST_SPREAD = 0.01
+#: Sums that add the same values in another order differ by less than this.
 _ROUNDED = 1e-6
 #: If a sum stays above 0 for more values than this without a change, the level is learnt again.
 _LONGEST = 4 * REFERENCE
@@ -435,7 +436,8 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
 
     This is the size of large collectives divided by their times. Each time begins when the last
     rank issues the collective, and ends when the collective is complete on all ranks. A collective
-    counts only if all its ranks recorded its exact completion without an error.
+    counts only if all its ranks recorded its exact completion without an error. It counts in the
+    step in which its lowest rank issued it.
     """
     if not seen.clocks_shared:
         return {}

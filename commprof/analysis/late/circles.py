@@ -86,6 +86,8 @@ class Circle:
 
     @property
     def _order(self) -> str:
+        # If sequence numbers differ, the ranks have not made equally many calls, so the order of
+        # the calls is not the cause.
         alike = {(operation.op, operation.seq) for operation, _ in self.waiting}
         if self.told_ranks or len(alike) != 1:
             return ""

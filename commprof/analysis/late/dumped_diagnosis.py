@@ -128,8 +128,8 @@ class Diagnosis:
             waiting_in = self.oldest or [f"group {one.group!r}" for one in self.groups]
             return (
                 f"Ranks wait in {listed(waiting_in)}, but the dumps do not show which ranks belong "
-                f"to {'this group' if len(waiting_in) == 1 else 'these groups'}. So a rank that "
-                "did not arrive cannot be named"
+                f"to {'this group' if len(waiting_in) == 1 else 'these groups'}. So whether a "
+                "rank did not arrive, and which rank, cannot be told"
             )
         if self.kind == "arrived":
             if self.unfit:

@@ -264,6 +264,7 @@ def _culprits(
     words: Words,
     doubtful: Container[int],
 ) -> tuple[str, tuple[Accused, ...]]:
+    """``doubtful``: ranks that may wait for other ranks in a message."""
     pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
     if not pending:
         return "none", ()
@@ -472,7 +473,7 @@ def _progress(
         collective = [(rank, one.seq) for rank, one in mine if one.peer < 0 and one.seq >= 0]
         here = [by_rank[rank] for rank in sorted({*ranks} & by_rank.keys())]
         scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
-        oldest = dict(sorted(collective, reverse=True))
+        oldest = dict(sorted(collective, reverse=True))  # keeps the smallest number of each rank
         begun = in_start.get(group, {})
         started = {state.rank: begun[state.rank] for state in here if state.rank in begun}
         completed = {}

@@ -72,6 +72,7 @@ class _Numbered:
         self.ended: set[tuple[str, str, int]] = set()
 
     def of(self, entry: Entry, is_pending: bool) -> int:
+        """Returns the message's number; -1 if it is completed and only pending ones get numbers."""
         key = entry.group, entry.op, entry.peer
         if not is_pending:
             self.ended.add(key)

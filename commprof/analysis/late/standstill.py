@@ -145,7 +145,7 @@ def _accused(rank: int, cause: Cause, waits: Mapping[int, Waits], words: Words) 
 def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
     """Returns by rank the operations in which the rank waits, the oldest operation first.
 
-    Each operation comes with the ranks that have not arrived at it.
+    Each operation comes with the ranks that the rank waits for in it.
     """
     late = _LateRanks(states)
     return {

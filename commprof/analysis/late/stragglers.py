@@ -65,6 +65,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     excess = np.stack([np.quantile(some, 1 - OF_STEPS, axis=1) for some in of_phases], axis=1)
     phase = np.argmax(excess, axis=1)
     in_phase = excess[np.arange(ranks), phase]
+    # All phases together must be longer too, because a faster phase may make up for the slow one.
     in_all = np.median(beyond_the_others(work_ns.sum(axis=1)), axis=1)
     slow = np.where(np.minimum(in_phase, in_all) >= OF_STEP * step_ns, in_phase, 0.0)
     rank = int(np.argmax(slow))
@@ -136,7 +137,8 @@ class LateRank:
     rank: int
     #: Mean time per step for which a waiting rank waits for this rank.
     wait_ns: float
-    #: Fraction of all waiting that this rank caused, without waiting caused by a lack of cores.
+    #: Waiting that this rank caused, divided by all waiting. Only the dividend leaves out waiting
+    #: caused by a lack of cores.
     share: float
     #: Probability of such a late rank by chance. The test depends on why the rank is named.
     p_value: float
@@ -242,8 +244,8 @@ def find_late_rank(
         step_ns: median step time.
         clock_error_ns: bound on the error of a rank's clock. The mean wait must exceed twice this
             bound, because the errors of two clocks may add up. With NaN no rank is named.
-        by_waiting_ns: the same waiting as ``[waiting rank, rank]``, summed over the steps. None if
-            each rank makes all other ranks wait equally.
+        by_waiting_ns: the same waiting as ``[waiting rank, rank]``, summed over the steps. Both
+            axes are global ranks. None if each rank makes all other ranks wait equally.
         least_share: smallest fraction of the waiting that a late rank causes.
 
     The mean wait must be at least 2 % of the step. A permutation test shuffles the ranks within
@@ -350,6 +352,7 @@ def late_by_own_work(
         return None
     if late is None or late.rank != slow.rank:
         late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value, by_waiting_ns)
+    # The share alone does not decide: in a pipeline, most of the waiting is the bubble.
     if late.wait_ns < OF_STEP * step_ns and late.share < 1 / waited_for_ns.shape[1]:
         return None
     return replace(late, phase=slow.phase, phase_share=math.nan, slower_ms=ns_to_ms(slow.excess_ns))

@@ -203,6 +203,7 @@ class Replays:
         """
         self.stretches, self.counted, self.begun = stretches, counted, begun
         self.is_sample = is_sample
+        # The ranks, and the group of each call, are the same in every stretch.
         self.ranks = stretches[0][0].ranks
         self.group = stretches[0][1].group
         #: Own time ``[rank, step, phase]``.

@@ -84,8 +84,9 @@ def exposures_of(trace: Trace) -> Exposures:
 def training_thread(trace: Trace) -> int:
     """Returns the thread that marks the steps.
 
-    If no steps are marked, returns the thread with the most phases. Without phases, returns the
-    thread that issued the most collectives; 0 if there is none.
+    If no steps are marked, returns the thread with the most phases, because a backend's thread may
+    issue more collectives than the training thread. Without phases, returns the thread that issued
+    the most collectives; 0 if there is none.
     """
     steps = columns.steps(trace)
     if len(steps):

@@ -226,8 +226,9 @@ class SharedCalls:
         """Yields, for each part of the waits, the stretches of waiting ranks and of late ranks.
 
         The stretch of a rank ends when the rank arrives at the call. So both stretches contain the
-        same part of the program. In some cases, such as messages, the waiting rank's stretch ends
-        when this rank begins to wait.
+        same part of the program. For messages, for calls with a root, and for calls that another
+        thread issued while the rank waited, the waiting rank's stretch ends when this rank begins
+        to wait.
         """
         met_ns = self._met_by_arrival(waits) if self._some_wait.any() else None
         for rows in parts:

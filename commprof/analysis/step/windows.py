@@ -40,7 +40,8 @@ KEPT_STEPS = 5000
 _KEPT_STRETCHES = 64
 #: Largest number of stretches in the sample, and least number of steps in a stretch.
 _STRETCHES, _FEWEST_STEPS = 5, 8
-#: A window also holds the records of this many earlier steps, in which waiting may have begun.
+#: A window also holds the records of this many earlier steps: waiting that was passed from rank to
+#: rank may have begun two steps earlier.
 _BEFORE = 2
 #: A window also holds the records of this many later steps, in which calls may end.
 _AFTER = 1
@@ -148,6 +149,7 @@ def steps_in(index: Ints, chosen: Sequence[Ints]) -> npt.NDArray[np.bool_]:
 def _can_be_cut(trace: Trace) -> bool:
     if trace.is_foreign or trace.is_of_nccl or "trial" in trace.metadata:
         return False
+    # Figures from these records count the replays of CUDA graphs in the whole run.
     if _count(trace.records, Kind.NCCL_OP):
         return False
     steps = columns.steps(trace)

@@ -22,7 +22,8 @@ def attach_every_model(compressor: str) -> None:
     """Attaches a compressor to each DDP model that the script makes from now on.
 
     A hook that the script registers later replaces the compressor. If a compressor cannot be
-    attached, the model's first rank prints the reason, and the model trains without it.
+    attached, the model's first rank prints the reason, and the model trains without it. Attaching
+    fails on all ranks of the model or on none.
 
     Args:
         compressor: text that ``commprof.compressors.parse`` accepts.

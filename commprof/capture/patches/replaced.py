@@ -107,7 +107,8 @@ def uncompiled(function: Any, callees: bool = False) -> Any:
     """Tells ``torch.compile`` not to compile ``function`` separately; returns ``function``.
 
     ``function`` can still become a part of a compiled caller's graph. While the caller is traced,
-    ``torch.compiler.is_compiling()`` is True.
+    ``torch.compiler.is_compiling()`` is True. If ``function`` replaces a function of torch, it must
+    then only call the original, so that the graph stays the same.
 
     Args:
         function: any function; functions that are not written in Python are never compiled.

@@ -8,7 +8,8 @@ waits for futures that DDP's reducer made. So the reducer's ``_run_comm_hook`` i
 Events: the native module times the wait if a Work makes a device's stream wait. FSDP2 instead
 records an event after its collectives, and makes the compute stream wait for the event. So a patch
 of ``record`` stores the stream's last collective in the event. A later wait for the event is
-reported as a wait for this collective.
+reported as a wait for this collective. ``stream.wait_event`` and ``stream.wait_stream`` call the
+event's methods.
 
 Attributes of Works: while capture runs, scripts get a native Work, which holds the backend's Work.
 Attributes that c10d does not define are looked up in the backend's Work.

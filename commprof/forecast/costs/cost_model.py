@@ -42,7 +42,7 @@ Knot = tuple[float, float]
 #: Times are interpolated only between two knots whose sizes differ by at most this factor. The
 #: value allows for sizes that double, with one size missing.
 DENSE: Final = 5.0
-#: The limit in ``_guesses``, which interpolates between the two neighbours of a knot.
+#: ``_guesses`` interpolates at a knot only if its two neighbours differ by at most this factor.
 _DENSE_FOR_GUESSES: Final = 10.0
 
 

@@ -165,7 +165,8 @@ def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
     if len(samples) < 2:
         return float(data.y[row])
     drawn = random.choice(np.asarray(samples), len(samples))
-    # The point's time may be a mean, so it is multiplied by a ratio of medians.
+    # ``y`` may be a mean, or the median of more calls than ``samples`` has. So it is multiplied by
+    # a ratio of medians.
     return float(data.y[row] * np.median(drawn) / np.median(samples))
 
 

@@ -150,7 +150,8 @@ class OverlapCell:
     count: int
     """Number of elements, one of `Sweep.counts`."""
     placement: str
-    """``in_place`` if the operation supports it, else ``out_of_place``."""
+    """``in_place`` if the operation supports it, so that no copy is timed; else
+    ``out_of_place``."""
     pure_us: Floats
     """Time of the collective alone."""
     compute_alone_us: Floats

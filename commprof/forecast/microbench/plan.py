@@ -74,7 +74,8 @@ def ladder(
 #: the comparison.
 _BUFFERS = 5
 #: Memory per rank for a hook, as a multiple of the sum of all sizes, because the models of all
-#: sizes exist together.
+#: sizes exist together. It holds model, gradient, bucket, three given gradients, and the data that
+#: the compressor keeps.
 _HOOK_BUFFERS = 8
 #: Private memory of a rank's process that imported torch and joined a gloo group, from
 #: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB).

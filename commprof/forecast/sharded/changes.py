@@ -205,8 +205,9 @@ def _changed(
 ) -> list[ChangedCall]:
     """Returns the changed collective in a list, which is empty if only one rank takes part.
 
-    ``number`` is the index of the recorded collective. ``shard`` is the number of ranks per copy
-    of the model.
+    ``number`` is the index of the recorded collective. ``call`` is this collective, or the one that
+    replaces it if blocks are wrapped together. ``shard`` is the number of ranks per copy of the
+    model.
     """
     is_parameters = call.op in (_GATHER, _SCATTER)
     among = call.among

@@ -162,7 +162,7 @@ class ShardedSteps(RecordedSteps):
     #: Number of ranks that share one copy of the model.
     shard_ranks: int
     #: Processor time that training threads wanted, divided by the time that they got; NaN if
-    #: unknown.
+    #: unknown. If known, ``placement.busy`` counts the time that they wanted.
     lacked: float = float("nan")
     #: Number of backward passes of a step.
     passes: int = 1
@@ -327,7 +327,9 @@ def _helpers_ns(seen: MeasuredWorld) -> float:
 def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
     """Returns the ratios ``busy`` and ``lacked``; NaN if unknown.
 
-    A training thread wanted the CPU time that it used, plus its run delay.
+    A training thread wanted the CPU time that it used, plus its run delay. ``busy`` is the wanted
+    CPU time divided by the time without waits. ``lacked`` is the wanted CPU time divided by the
+    used CPU time.
     """
     shares = []
     for trace in seen.traces:

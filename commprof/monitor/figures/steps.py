@@ -89,6 +89,7 @@ class StepFollower:
         """Returns the steps that all ranks completed since the last call; None without steps."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         new = self._completed(pending, tails)
+        # Only now: one read may exceed the limit, but most of its records are of completed steps.
         for waiting in pending.values():
             self.left_out += waiting.shrink()
         return new

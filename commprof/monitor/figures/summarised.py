@@ -71,7 +71,10 @@ class Summaries:
 
     @property
     def recent(self) -> StepTimes | None:
-        """Mean times of recent steps; None without steps."""
+        """Mean times of recent steps; None without steps.
+
+        If no step ended in the last minute, the recent steps are the last steps before it.
+        """
         newest, before = self.newest, self._steps_after
         if newest is None:
             return None

@@ -301,7 +301,8 @@ METRICS: Final = (
     ),
     _counter(
         "monitor_left_out_events",
-        "Events that the monitor skipped, because a rank was too far ahead of the slowest rank.",
+        "Events that the monitor skipped, because a rank recorded too many events in steps that "
+        "not all ranks have completed.",
         values.monitor("left_out_records"),
     ),
     _gauge(

@@ -73,7 +73,7 @@ class Hang:
     #: - "unseen": all ranks visible from this host arrived.
     #: - "members": some ranks of the operation's group are not known.
     kind: str
-    #: Ranks at fault. If a circle has no known culprit, all ranks of the circle are at fault. Empty
+    #: Ranks at fault. If a circle has no known culprit, all ranks of the circle are accused. Empty
     #: if all ranks arrived, or if it is not known which collective is wrong.
     accused: tuple[Accused, ...]
     #: The operation in which ranks wait; None if no operation is pending.
@@ -81,6 +81,8 @@ class Hang:
     #: Seconds for which ``operation`` has been pending. None if no operation is pending, or if only
     #: ranks of other hosts wait.
     pending_s: float | None
+    #: Ranks at which ``operation`` is pending. Accused ranks are left out, except in a mismatch or
+    #: a circle.
     waiting: tuple[int, ...]
     #: Seconds for which the oldest current step or operation has lasted.
     waited_s: float

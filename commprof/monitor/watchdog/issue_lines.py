@@ -1,6 +1,8 @@
 """Finds the lines of code that issued the ranks' latest collectives.
 
-The lines come from the stacks in the ranks' traces. In always-on mode, traces have no stacks.
+The lines come from the stacks in the ranks' traces. In full mode, a trace has the stacks of its
+first operations, or of all operations if this was requested. In always-on mode, traces have no
+stacks.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from commprof.analysis.collectives.mismatches import issue_rows
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.trace.schema import Kind
 
+#: Number of collectives that are kept for each rank. The latest are enough, because collectives are
+#: compared as soon as they are recorded.
 _MOST_KEPT = 512
 #: For one mismatch, the lines of about ``_MOST_LOOKED_UP`` calls are looked up, summed over the
 #: ranks. At least the last ``_LEAST_LOOKED_UP`` collectives are looked up.

@@ -95,7 +95,8 @@ def allow_tracer(pid: int | None) -> None:
     """Allows the launcher's descendants to read this rank's stacks.
 
     With ``kernel.yama.ptrace_scope`` 1, only ancestors may read a process. The watchdog is not an
-    ancestor of the ranks. ``pid`` is the launcher's process id; if it is None, nothing is done.
+    ancestor of the ranks. With other settings, the call has no effect. ``pid`` is the launcher's
+    process id; if it is None, nothing is done.
     """
     if pid is not None:
         with suppress(OSError, AttributeError):

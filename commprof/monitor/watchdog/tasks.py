@@ -263,7 +263,10 @@ class MismatchTask:
         self._tell(last=False)
 
     def known(self) -> list[Mismatch]:
-        """Returns each group's first and latest mismatch, and unreported mismatches."""
+        """Returns each group's first and latest reported mismatch, and unreported mismatches.
+
+        Some ranks may not have issued the collective of an unreported mismatch yet.
+        """
         differing = [*self._finder.first(), *self._finder.known()]
         by_number = {(mismatch.group, mismatch.seq): mismatch for mismatch in differing}
         return [*map(self._with_lines, by_number.values())]

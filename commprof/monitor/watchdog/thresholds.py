@@ -23,7 +23,8 @@ _RECENT_STEPS = 500
 _TIMES_MEDIAN = 10.0
 #: The limit of ``auto`` is at least the median step plus this many robust standard deviations.
 _DEVIATIONS = 20.0
-#: The limit of ``auto`` is at least this multiple of the longest completed step.
+#: The limit of ``auto`` is at least this multiple of the longest completed step. The longest step
+#: may contain a checkpoint.
 _TIMES_LONGEST = 3.0
 _NS_PER_S = 1e9
 

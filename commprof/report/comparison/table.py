@@ -190,7 +190,8 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     - ``settings``: settings that differ between the runs.
     - ``fail_above``: the argument.
     - ``slower``: world sizes at which B's step is significantly longer by more than ``fail_above``.
-    - ``not_compared``: figures that the recordings of a run do not support.
+    - ``not_compared``: figures that the recordings of a run do not support, as objects with
+      ``run`` ("A" or "B"), ``world_size``, ``figures`` and ``lacking``.
 
     Each object of ``worlds`` has these fields:
 
@@ -201,6 +202,9 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
       could run but had no core.
     - ``with_cores``: change of the step time after this time without a core is subtracted.
     - ``parts``, ``collectives``: changes of the parts of the step and of the collectives.
+
+    Each change has ``name``, ``a_ms``, ``b_ms``, ``ratio`` (``value``, ``low``, ``high``;
+    null if unknown), ``p_value`` and ``significant``.
     """
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
     value = {

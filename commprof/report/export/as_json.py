@@ -30,8 +30,8 @@ from commprof.files import plain
 from commprof.satellites import AddedReport
 
 #: Incremented when a field changes its meaning or is removed, not when a field is added. In version
-#: 2, ``idle_ms`` of ``kernels`` no longer included copies. In version 3, ``wire`` was renamed to
-#: ``transfer``.
+#: 2, ``idle_ms`` of ``kernels`` no longer included copies within and to the device. In version 3,
+#: ``wire`` was renamed to ``transfer``.
 SCHEMA_VERSION = 3
 _INDENT = 2
 #: JSON Schema of the files that ``render`` writes.
@@ -184,6 +184,7 @@ def _strategy(row: StrategyRow) -> dict[str, Any]:
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
+    # These keys are common in users' scaling reports.
     return {
         "timestamp": result.context["timestamp"],
         "num_processes": world.world_size,

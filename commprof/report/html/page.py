@@ -1,8 +1,8 @@
 """Builds the page: text and tables as HTML, figures as JSON, style and scripts inline.
 
 Without scripts, the page lacks only its pictures. All text is escaped; only values of type
-``Markup`` are inserted unchanged. A content security policy allows only commprof's own style and
-script, and no access to the network.
+``Markup`` are inserted unchanged. The scripts set text as text, never as markup. A content security
+policy allows only commprof's own style and script, and no access to the network.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 #: Indices of the fields that follow the name in ``/proc/PID/stat``: state, user and system time,
 #: start, resident pages.
 _STATE, _USER, _SYSTEM, _START, _RESIDENT = 0, 11, 12, 19, 21
+#: A process counts as begun after a trace only if it began more than this time later.
 _TOLERANCE_NS: Final = 1_000_000_000
 
 

@@ -67,8 +67,8 @@ class Running:
             ddp: the model.
             compressor: scheme and options.
             groups: process groups and connections for the model's exchanges.
-            replaced: the owner of the model's previous native engine. That engine is stopped first,
-                because only one engine at a time can use a group's connections.
+            replaced: the owner of the model's previous native engine. That engine is stopped once
+                the ranks agree, because only one engine at a time can use a group's connections.
 
         Raises:
             CommprofError: the ranks differ in scheme, options or parameters; or a rank cannot make

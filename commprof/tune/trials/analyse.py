@@ -70,7 +70,8 @@ class Figures:
     #: once for all rounds: a choice in each round would make the times too long.
     step_ns: Floats
     #: Median step time in the second half of a block's measured steps, divided by the median in the
-    #: first half. NaN if a block has fewer than 4 measured steps.
+    #: first half. The time of each step is that of the rank that is slowest in this step. NaN if a
+    #: block has fewer than 4 measured steps.
     later_over_earlier: Floats
     #: One array for each name in ``_COLUMNS``, in the same unit.
     columns: dict[str, Floats]

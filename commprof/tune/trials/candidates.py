@@ -45,7 +45,7 @@ class NamedHook:
     name: str
     meaning: str
     #: ``module:function``. The function takes the DDP model and returns a communication hook. Only
-    #: the ranks import the module.
+    #: the ranks import the module. All ranks call the function at the same step.
     make: str
     #: True if gradients have the same bits as with DDP's own mean.
     exact: bool

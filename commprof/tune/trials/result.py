@@ -71,9 +71,11 @@ class CandidateResult:
     decode_ms: float
     #: Bytes that a rank sends per step; NaN if unknown.
     wire_bytes: float
-    #: Relative error of the compressed gradients; NaN if not measured.
+    #: Relative error of the sent values, by default in the first step of each block; NaN if not
+    #: measured. Mean over buckets, weighted by size.
     relative_error: float
-    #: Cosine similarity of gradients before and after compression; NaN if not measured.
+    #: Cosine similarity of the sent values and the values to send, measured and averaged as
+    #: ``relative_error``.
     cosine: float
     #: Relative change of the loss from the baseline's loss; None if unknown.
     loss_effect: Interval | None
@@ -123,7 +125,8 @@ class TrialVerdict:
     #: Label of the recommended candidate; empty unless ``answer`` is "use".
     choice: str
     #: Share of the step time that ``choice`` saves. If ``noop`` decided the answer, the share that
-    #: ``noop`` saves. Otherwise None.
+    #: ``noop`` saves. Otherwise None. The interval of ``choice`` is at the joint level, and
+    #: the interval of ``noop`` at 95 %.
     gain: Interval | None
     sentences: tuple[str, ...]
     #: Command or code that applies ``choice``; empty unless ``answer`` is "use".

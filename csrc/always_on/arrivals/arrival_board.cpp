@@ -77,7 +77,7 @@ static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 // round: 1 for the first use of the slots, 2 for the second, and so on.
 constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
-// An offset that means "no room".
+// An offset that means "no room"; nothing begins at offset 1.
 constexpr uint64_t kNoRoom = 1;
 
 // Rounds are counted modulo this number. With kSlots slots, rounds and sequence
@@ -379,7 +379,7 @@ ArrivalBoard::Column* ArrivalBoard::columnAt(uint64_t offset) const noexcept {
 }
 
 // Returns the column of a rank, and makes it if there is none yet. Null if
-// there is no room.
+// there is no room. Only the rank itself makes its column.
 ArrivalBoard::Column* ArrivalBoard::columnOf(
     Place& place,
     const Member& member) noexcept {

@@ -3,9 +3,10 @@
 //
 // A group has a column of cells for each of its ranks on this host. It also has
 // a list of the whole group's last arrivals, which the carrier
-// (hosts/arrival_carrier.h) writes. Every word has only one writer, so no
-// process waits for another. Cells are reused for later collectives; a late
-// reader detects this.
+// (hosts/arrival_carrier.h) writes. Every word has only one writer, the
+// helper thread of a rank or the carrier, so no process waits for another. A
+// process that dies leaves nothing half done. Cells are reused for later
+// collectives; a late reader detects this.
 #pragma once
 
 #include <atomic>
@@ -68,7 +69,7 @@ class ArrivalBoard {
   // Each ordered pair of ranks that exchange messages counts as a group.
   static constexpr uint32_t kMaxGroups = 1024;
   // Size of the board. A page of the board takes memory only once it is
-  // written.
+  // written. The board and the carrier's table together stay below 64 MiB.
   static constexpr size_t kBytes = 48 << 20;
   // Hosts send each other the arrivals of single ranks if mayBeDoneEarly() is
   // true for the operation. In a group larger than this, hosts send only the
@@ -169,6 +170,7 @@ class ArrivalBoard {
     // rank of this host has posted. False if there is none yet. Sequence
     // numbers wrap around.
     bool newestEnd(uint32_t& end) const noexcept;
+    // Appends the arrivals of this host's ranks at collective `seq` to `out`.
     void arrivals(uint32_t seq, uint64_t near_ns, std::vector<Arrival>& out)
         const;
     void setLast(uint32_t seq, const GroupLast& last) noexcept;

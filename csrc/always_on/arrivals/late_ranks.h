@@ -1,6 +1,7 @@
 // Counts how often each rank came last to a collective, and how long this rank
-// waited for each rank: in total, and per block of time. The waits are computed
-// as in commprof/analysis/step/waiting.py and exposure.py.
+// waited for each rank: in total, and per block of time. The blocks later show
+// whether a rank is late by more than chance. The waits are computed as in
+// commprof/analysis/step/waiting.py and exposure.py.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +58,8 @@ class LateRanks {
   static constexpr uint64_t kMaxBlocks = 128;
   static constexpr size_t kMaxCells = 1024;
 
-  // Counts `rank` as the last rank that arrived at an operation.
+  // Counts `rank` as the last rank that arrived at an operation, among the
+  // ranks that this rank needed.
   void wasLast(uint32_t rank, uint64_t wait_ns);
   // Counts a wait of the training thread for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);

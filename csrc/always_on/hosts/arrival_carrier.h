@@ -161,8 +161,9 @@ class HostCarrier {
       uint64_t token,
       uint32_t local_ranks = 8);
   // Starts a carrier for the board and returns the carrier's port. The carrier
-  // runs until stop() or the end of the process. Throws like the constructor of
-  // ArrivalCarrier; std::logic_error if there is no board.
+  // runs until stop() or the end of the process, because ranks that finish
+  // later need it. Throws like the constructor of ArrivalCarrier;
+  // std::logic_error if there is no board.
   uint16_t carry(const ArrivalCarrierOptions& options);
   // Throws like ArrivalCarrier::addPeer(); std::logic_error if there is no
   // carrier.

@@ -61,7 +61,8 @@ class ArrivalPacker {
   explicit ArrivalPacker(const ArrivalHeader& header) : header_(header) {}
 
   // Adds one collective. Add a group's collectives in their order. Returns
-  // false if there was no room for all of it.
+  // false if there was no room for all of it. Then nothing was added, or the
+  // collective was added with the arrivals of only some single ranks.
   bool add(
       uint64_t key,
       uint32_t size,

@@ -311,7 +311,7 @@ bool Summary::moveRarest() {
   size_t from = rarest(true);
   if (from == 0) {
     // Every Op has only one entry left. The rarest Op is merged into the entry
-    // of kOther.
+    // of kOther. If this Op occurs again, its sums may be in several entries.
     from = rarest(false);
   }
   if (from == 0) {

@@ -133,7 +133,8 @@ class Summary {
 };
 
 // Shortest and longest interval between two summaries in the trace. A killed
-// process loses the records after its last summary.
+// process loses the records after its last summary: at the shortest interval at
+// most one second, because the next drain comes at most 0.2 s after it.
 constexpr uint64_t kSummaryEveryNs = 800'000'000;
 constexpr uint64_t kSummaryAtMostNs = 5'000'000'000;
 constexpr uint64_t kIntervalPerCost = 1000;

@@ -18,7 +18,8 @@ class ModeSwitch {
   void watch(const std::string& path);
 
   // Counts the signals with this number until the process ends. Returns false
-  // and changes nothing if the program itself handles or ignores the signal.
+  // and changes nothing if the program itself handles or ignores the signal. A
+  // signal after the end of the trace must not end the program.
   static bool countSignals(int number) noexcept;
 
   // Returns the mode that was requested since the last call, if any. A signal

@@ -16,9 +16,11 @@ namespace {
 
 constexpr size_t kClocksKept = 64;
 // A script may switch recording off and on in every step. To save disk space, a
-// break is written only once it has lasted this long.
+// break is written only once it has lasted this long. A monitor waits longer
+// than this before it reports a hang.
 constexpr uint64_t kReportOffAfterNs = 500'000'000;
-// Longest wait for the other ranks' last arrivals when capture stops.
+// Longest wait for the other ranks' last arrivals when capture stops. Those
+// ranks stop at about the same time, or drain within their flush interval.
 constexpr uint64_t kLastArrivalsNs = 300'000'000;
 constexpr auto kLastArrivalsPoll = std::chrono::milliseconds(2);
 

@@ -371,8 +371,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
          const std::string& token) { noteGroupToken(*group, token); },
       py::arg("group"),
       py::arg("token"),
-      "Sets the name for a group to which c10d gave no name. Call it before "
-      "the group's first collective.");
+      "Sets the name, equal on all ranks, for a group to which c10d gave no "
+      "name. Call it before the group's first collective.");
   m.def(
       "uninstall_observer",
       &uninstallObserver,

@@ -78,6 +78,7 @@ void bindArrivals(py::module_& m) {
       "arrivals_open",
       [](const std::string& path, uint64_t token, uint32_t rank) {
         Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
+        // An earlier process group may have started the carrier.
         HostCarrier::instance().stop();
       },
       "Exchanges arrivals through memory that another rank created. `path`: "

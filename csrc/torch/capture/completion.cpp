@@ -123,6 +123,7 @@ bool watchCompletion(
   }
   future->addCallback(
       [op_id, op](c10::ivalue::Future& future) {
+        // No stream: other work may have been launched since.
         completed({}, op_id, op, future);
       },
       /*uses_future=*/false);

@@ -4,6 +4,9 @@
 // Future has no virtual functions. DDP's waits are not reported, because DDP
 // waits in C++.
 //
+// A device's future is complete once the collective is launched, so a wait for
+// this future does not block.
+//
 // Any thread may call these functions.
 #pragma once
 

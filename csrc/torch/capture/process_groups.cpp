@@ -28,8 +28,9 @@ BackendPtr backendOf(c10d::ProcessGroup& group, c10::DeviceType type) {
   }
 }
 
+// A backend is null if the group has none of that kind.
 struct Backends {
-  BackendPtr host;
+  BackendPtr host; // backend for CPUs
   BackendPtr device; // backend of the first device type that has one
 
   explicit Backends(c10d::ProcessGroup& group) {
@@ -96,7 +97,7 @@ void describe(const GroupInfo& info, c10d::ProcessGroup& group, bool of_host) {
 // The weak reference prevents the group's address from being reused.
 struct GroupEntry {
   GroupInfo info;
-  GroupInfo host;
+  GroupInfo host; // for a separate backend for CPUs
   std::optional<bool> host_is_apart; // set by the group's first call
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   explicit GroupEntry(c10d::ProcessGroup& g)

@@ -27,8 +27,9 @@ struct GroupInfo {
   std::atomic<uint32_t> next_seq{0};
   std::string token; // token of a group without a name; see noteGroupToken
   // Returns the sequence number of this rank's next message to or from a peer.
-  // The number is the same on both ranks. Returns kNoSeq for messages received
-  // after a recv_any_source, because their senders are unknown.
+  // Call it for every message, recorded or not, so that the number is the same
+  // on both ranks. Returns kNoSeq for messages received after a
+  // recv_any_source, because their senders are unknown.
   uint32_t nextMessage(Op op, int64_t peer);
 
  private:

@@ -87,7 +87,7 @@ class DeviceWait {
   DeviceWait& operator=(const DeviceWait&) = delete;
 
  private:
-  DeviceTimeline* const timeline_;
+  DeviceTimeline* const timeline_; // null: nothing is marked
   int64_t stream_ = 0;
   DeviceTimeline::Known known_;
   DeviceTimeline::Mark begin_ = DeviceTimeline::kNoMark;

@@ -79,7 +79,7 @@ class LastAwaited {
 
  private:
   std::mutex mutex_;
-  std::map<int64_t, CollectiveId> last_;
+  std::map<int64_t, CollectiveId> last_; // by stream; a device has few streams
 };
 
 } // namespace commprof

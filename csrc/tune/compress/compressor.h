@@ -84,8 +84,8 @@ class Compressor {
   // Multiplies the residuals by the factor by which the loss scale changed.
   virtual void scaleResiduals(float factor) = 0;
   // Adds the values that were sent in this step to the residuals again, because
-  // GradScaler skipped the step. Call it before the next step's first run().
-  // Does nothing without error feedback.
+  // GradScaler skipped the step. Call it before the next step's first run(),
+  // before or after scaleResiduals(). Does nothing without error feedback.
   virtual void stepSkipped() = 0;
 };
 

@@ -9,7 +9,6 @@
 // part of the result, and a residual sent in the bucket would be lost. So
 // residuals of parameters with all-zero gradients are withheld until a step
 // with a nonzero gradient.
-// step with a nonzero gradient.
 #pragma once
 
 #include <cstddef>

@@ -42,6 +42,7 @@ class Segment {
   // Returns a second object for the mapping of `other`, for ranks that are
   // threads of one process. The second object must not outlive `other`.
   static Segment alias(const Segment& other);
+  // Returns a name of 128 random bits, which nobody can guess.
   static std::string randomName();
 
   Segment(Segment&& other) noexcept;

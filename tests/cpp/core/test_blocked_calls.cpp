@@ -31,6 +31,7 @@ uint64_t blockedNs(Function function, bool expected = false) {
   return call.blockedNs(begin_ns);
 }
 
+// If ticks were slower, a long call could be taken for a short one.
 void ticksAreNoSlowerThanTheirLowestRate() {
   const uint64_t begin = ticks();
   sleepCall();

@@ -254,6 +254,7 @@ void runDelayIsRecordedDuringPhases(bool in_this_process) {
   CHECK(switches > 0);
 }
 
+// The parent has waited longer for a core than the child will.
 void aForkedChildRecordsItsOwnRunDelay() {
   const pid_t child = fork();
   if (child == 0) {

@@ -13,7 +13,8 @@ using trace_file::numbered;
 
 namespace {
 
-// A ring file has a header of 256 bytes and 64 records of 64 bytes each.
+// A ring file has a header of 256 bytes and 64 records of 64 bytes each. Every
+// ring file fits into this limit, but no trace with records does.
 constexpr rlim_t kLimit = 256 + 64 * 64;
 
 RecorderOptions options(
@@ -110,6 +111,7 @@ void recordsLostAtStopAreCounted(const trace_file::Directory& directory) {
   recorder.start(options(directory, "lost"));
   pushNumbers(0, 10);
   recorder.flush();
+  // The ring stays less than half full, so the helper thread is not woken.
   pushNumbers(10, 40);
   {
     // The closing block fits into 200 bytes, but the records do not.

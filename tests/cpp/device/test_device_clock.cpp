@@ -49,6 +49,7 @@ void twoAnchorsGiveTheRate() {
   add(0, 2000);
   add(int64_t(5 * kSecond), 900'000);
   add(int64_t(10 * kSecond), 2000);
+  // The best two of the three anchors are 10 s apart, and each is 2 us wide.
   CHECK(std::abs(clock.rate() - 1.0001) < 1e-9);
   for (const int64_t device_ns : {0ll, 5'000'000'000ll, 12'000'000'000ll}) {
     const HostTime time = clock.toHost(device_ns);

@@ -121,7 +121,8 @@ Record record(Kind kind, uint64_t op_id) {
   return made;
 }
 
-// The time may be off by the error of the anchor, and by 100 ns of rounding.
+// The time may be off by the error of the anchor, by the drift since the
+// anchor, and by 100 ns of rounding.
 bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
   const Record& anchor = setup.clocks.at(0);
   const double distance = truth_ns - double(anchor.timestamp_ns);

@@ -416,6 +416,7 @@ void convertsGpuTimes() {
   const auto gpu = [](uint64_t true_ns) {
     return uint64_t(double(true_ns) * 1.00002) + kGpuLateNs;
   };
+  // The first reading is seen 20 ms late, and the next reading corrects this.
   clock.add(host(920'000'000), gpu(900'000'000));
   CHECK(clock.add(host(930'500'000), gpu(930'000'000)));
   CHECK(clock.toHost(gpu(900'000'000)) - 900'000'000 < 1'000'000);

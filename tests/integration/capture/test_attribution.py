@@ -24,6 +24,7 @@ from tests.support.machines.ranks import run_here, run_module, run_on_hosts
 from tests.support.ranks.capture.user_loop import DATA_MS, LOSS_MS
 from tests.support.scripts import mesh
 
+#: An error may be 1 % or 1 ms, whichever is more.
 RELATIVE, ABSOLUTE_NS = 0.01, 1e6
 WARMUP = 2
 

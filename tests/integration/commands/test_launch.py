@@ -57,6 +57,7 @@ def children() -> list[str]:
         except OSError:
             continue
         if parent == os.getpid() and not any(name in command for name in kept):
+            # The command of a zombie is empty.
             found.append(command)
     return found
 

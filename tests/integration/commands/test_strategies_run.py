@@ -214,6 +214,7 @@ def test_ddp_sends_buffers_once_per_update(base: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_batch_norm_under_16_bit_fsdp_gives_the_loss_of_ddp(base: Path, precision: str) -> None:
+    # A backward pass in 16 bits takes seconds of CPU for each image.
     options = {"precision": precision, "batch_size": 4, "steps": 1}
     whole, cut = (
         trained(base, workload=SMALL_OF["resnet50"], strategy=strategy, **options)

@@ -35,6 +35,7 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 
+#: Error of the clock's anchors, and drift in the second until the next anchor.
 ERROR_NS = 2_000_000
 #: Another process may hold a rank up between an operation and its event. The recorded time then has
 #: a larger error.

@@ -112,6 +112,7 @@ def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     assert "Inside NCCL, 2 ranks:" in shown
     (inside,) = json.loads(report(out, "--format", "json"))["nccl"]
     (reduced,) = [row for row in inside["rows"] if row["op"] == "all_reduce"]
+    # Each of two ranks made 6 calls and 20 replays; one replay has no recorded end.
     assert (reduced["operations"], reduced["replayed"], inside["replays"]) == (52, 40, 10)
     assert (reduced["algorithm"], reduced["protocol"]) == ("RING", "SIMPLE")
     assert (reduced["channels"], reduced["size_bytes"]) == ([4, 4], [26_214_400] * 2)

@@ -59,6 +59,8 @@ def both_logs(
 def test_it_hears_what_it_hears_alone(tree: Path, tmp_path: Path, version: int, mask: str) -> None:
     alone, behind, done = both_logs(tree, tmp_path, version, version, LOGGED_MASK=mask)
     assert behind == alone
+    # Each of three communicators has a part of the log, and events of another process have one
+    # part.
     assert len(alone) == 3 + (mask == "-1" or mask == "0x80")
     lines = sum(block.count("\n") for block in alone)
     assert (lines == 6) == (mask == "0" or (mask == "0x4100" and version < 5))

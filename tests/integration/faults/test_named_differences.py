@@ -180,7 +180,7 @@ def check_dumps(found: Diagnosis, expected: Case, case: str, ranks: int, guilty:
 def test_two_ranks_that_differ_in_their_first_step_accuse_nobody(tmp_path: Path, case: str) -> None:
     found = hung(tmp_path, case, 2, 1, "full", step=0)
     for sentence in (found.hang["sentence"], found.dumped.sentence):
-        assert re.search("which .* cannot be told|a rank .* cannot be named", sentence)
+        assert re.search("which .* cannot be told", sentence)
         assert "network" not in sentence
     assert (found.hang["kind"], found.dumped.culprits) == (CASES[case].watched, ())
     expected = CASES[case]

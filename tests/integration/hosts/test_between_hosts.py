@@ -43,6 +43,7 @@ def test_bytes_in_the_host_table_match_interface_counters_within_2_percent(
         assert links["recorded_bytes"] == pytest.approx(count * step_bytes * STEPS)
         assert links["agrees"]
         assert abs(links["counted_bytes"] / (count * step_bytes * STEPS) - 1) < 0.02
+        # At 1 Gbit/s the bytes take at least 48 ms, and a part of the time is waiting.
         assert 0.01 < links["in_flight_gbit_per_s"] < 1.0
         assert links["step_gbit_per_s"] < links["in_flight_gbit_per_s"]
         row = table_row(result["text"], ranks)

@@ -51,6 +51,7 @@ def test_the_recorded_schedule_matches_the_workload(recorded: RecordedJob) -> No
     # Data takes 5 ms, and so does the forward of each of the three layers.
     ready_ms = 5 + 3 * 5 + np.cumsum(BACKWARD_MS)
     assert np.median(schedule.ready_s, axis=(0, 1)) * 1e3 == pytest.approx(ready_ms, abs=15)
+    # The workload sleeps most of the time.
     assert 0 <= schedule.placement.busy < 0.3
     known = parameters_of(schedule)
     assert known.times_known

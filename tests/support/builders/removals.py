@@ -30,6 +30,7 @@ from tests.support.builders.traces import Rank
 Event = dict[str, Any]
 US = 1_000
 _STEPS = 12
+#: A removal may move time from these parts to "not attributed" and "other", but never back.
 _NAMED = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 

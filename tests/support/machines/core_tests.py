@@ -33,6 +33,7 @@ def build(sanitize: str, *targets: str) -> Path:
         "CMAKE_MAKE_PROGRAM": ninja,
     }
     tree.mkdir(parents=True, exist_ok=True)
+    # Two builds in one tree would disturb each other.
     with (tree / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         defines = [f"-D{name}={value}" for name, value in options.items()]

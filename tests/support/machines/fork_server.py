@@ -26,7 +26,8 @@ from tests.support.machines import becoming, spares
 
 _ROOT = Path(__file__).parents[3]
 _MOST_BYTES = 1 << 24
-#: triton (torch 2.15) prints this message about modules that ``gc.freeze`` kept.
+#: triton (torch 2.15) prints this message about modules that ``gc.freeze`` kept. The last line of
+#: the message has no newline at its end.
 _LEAKS = re.compile(
     r"(?:(?:nanobind: | - leaked | - \.\.\. skipped remainder).*\n)+"
     r"See https://nanobind\.\S*?/refleaks\.html\n?"

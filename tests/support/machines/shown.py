@@ -19,6 +19,7 @@ _PROGRAMS = {
     "commprof": [sys.executable, "-m", "commprof"],
 }
 #: PET_STANDALONE makes torchrun use a free port, because other tests may use port 29500.
+#: Ray waits longer for its workers, because the machine is shared.
 _ENVIRONMENT = {
     **{"PET_STANDALONE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+#: The ranks dump this time after all ranks have joined; their work needs microseconds.
 _UNTIL_DUMP_S = 1.5
 
 

@@ -42,6 +42,8 @@ def recorded(prof: commprof.Profiler) -> int:
 
 def leave_records_in_rings() -> None:
     if native is not None:
+        # On a slow machine, the flushes at the start would also take the records of the first
+        # steps.
         start = functools.partial(native.start, flush_interval_ms=NEVER_MS)
         mock.patch.object(native, "start", start).start()
 

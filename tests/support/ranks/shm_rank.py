@@ -190,6 +190,7 @@ def ending() -> None:
     os._exit(0)
 
 
+#: Largest relative difference between a compressor's mean and the plain mean.
 HOOKS = {
     "hierarchical": 1e-6,
     "none": 1e-6,

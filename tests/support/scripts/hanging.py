@@ -48,6 +48,7 @@ def main():
     peer, first, second = (guilty + 1) % size, *(dist.new_group() for _ in range(2))
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    # In "other size" there are 2 MiB for each rank, which gloo sends in segments.
     large = torch.zeros(size << (19 if case == "other size" else 4))
     for step in range(at + 8):
         if step == at:

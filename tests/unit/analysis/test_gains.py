@@ -60,7 +60,10 @@ class Job:
     ) -> None:
         """All times are in ns; from step ``begins`` on, one of ``every`` steps is a late step.
 
-        A negative ``earlier`` is time without a core before each bucket of the late rank.
+        With ``late`` -1 no rank is late, and no step is a late step. A negative ``earlier`` is time
+        without a core before each bucket of the late rank. ``exchange_cpu`` is the mean time for
+        which a rank lacks a core in backward because of its own process; in late steps only the
+        late rank does.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]

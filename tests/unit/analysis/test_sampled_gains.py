@@ -55,6 +55,7 @@ def test_gains_of_a_sample_hold_those_of_all_steps_in_their_intervals() -> None:
             if value is not None:
                 assert gain.saved.value == pytest.approx(value, abs=0.02)
     assert tried >= 12
+    # Some of the 95 % intervals may miss the value.
     assert inside >= 0.85 * tried
 
 

@@ -62,10 +62,13 @@ def test_figures_of_a_world_of_two_ranks_with_a_late_one() -> None:
     assert (first.exposed_ms, first.wait_ms, first.transfer_ms) == pytest.approx((20, 15, 5))
     assert (second.exposed_ms, second.wait_ms, second.transfer_ms) == pytest.approx((5, 0, 5))
     assert (first.backward_ms, second.backward_ms) == pytest.approx((40, 55))
+    # Rank 0 has 5 + 5 + 20 ms in flight, 20 ms of it exposed; rank 1 has 5 + 5 + 5 ms, 5 ms
+    # exposed.
     assert (first.hidden_ms, second.hidden_ms) == pytest.approx((10, 10))
     assert result.parts.exposed_ms == pytest.approx(12.5)
     assert result.parts.no_core_ms == pytest.approx(2.0)
     assert result.parts.other_ms == pytest.approx(10.0)
+    # The ranks' own work takes 80 and 95 ms.
     assert result.imbalance == pytest.approx(95 / 87.5 - 1)
     assert result.lateness.late_rank is not None
     assert (result.lateness.late_rank.rank, result.lateness.late_rank.wait_ns) == (

@@ -370,6 +370,7 @@ def test_strategy_bytes_not_compared_with_the_theory_are_missed() -> None:
     without = {name: {"rows": result["rows"]} for name, result in results.items()}
     found = strategies.demands(without)
     assert missed(found) == [what]
+    # Three workloads, two strategies, and 2 and 4 ranks make 12 cases.
     assert found[1].figure == "0 of 12"
     results["lora"]["theory"] = results["lora"]["theory"][1:]
     assert [one.figure for one in strategies.demands(results) if not one.met] == ["11 of 12"]

@@ -80,6 +80,7 @@ def test_the_page_shows_day_and_machine_of_a_measurement(tmp_path: Path) -> None
     for seed in range(20):
         kept.append(hang(seed))
     lines = path.read_text().splitlines()
+    # The first line is the context of the session.
     assert len(lines) == 21
     about = json.loads(lines[0])["context"]
     text = page(tmp_path)

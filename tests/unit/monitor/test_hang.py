@@ -486,9 +486,11 @@ def test_the_auto_hang_threshold_says_where_it_comes_from() -> None:
 def test_the_auto_hang_threshold_follows_step_times() -> None:
     assert learnt() == learnt(*[1.0] * 9) == START_S
     assert learnt(*[0.1] * 20) == FLOOR_S
+    # The threshold is 10 times the median step.
     assert learnt(*[3.0] * 20) == pytest.approx(30)
     # Half of the steps take 4 s, and half 6 s: the median is 5 s, and the deviation is 1 s.
     assert learnt(*[4.0, 6.0] * 10) == pytest.approx(max(50, 5 + 20 * 1.4826))
+    # After a checkpoint of 40 s, the threshold is three times as long.
     assert learnt(*[1.0] * 20, 40.0, *[1.0] * 20) == pytest.approx(120)
 
 

@@ -52,6 +52,7 @@ def test_every_live_step_is_counted_once_with_its_times(tmp_path: Path) -> None:
         followed.run.until(now)
         followed.poll()
     seen = len(followed.numbers)
+    # The newest steps may still be incomplete.
     assert 50 < seen < 60
     followed.run.end()
     followed.poll()

@@ -50,8 +50,10 @@ def test_a_clock_is_named_that_ran_otherwise_than_most() -> None:
 
 
 def test_few_or_close_ends_tell_no_rate() -> None:
+    # A window needs one collective more.
     at = np.arange(1, 16) * 100_000_000
     assert _rates(np.stack([at, 2 * at], axis=1), [(1, 0)]).tolist() == [1, 1]
+    # The clock gains 5 %, but within 4 ms only.
     at = np.arange(1, 41) * 100_000
     assert _rates(np.stack([at, at + at // 20], axis=1), [(1, 0)]).tolist() == [1, 1]
 

@@ -89,7 +89,10 @@ def test_ranks_that_wait_in_groups_without_a_list_of_ranks_are_told(
     found = diagnosis(write_dumps(tmp_path, *files))
     assert culprits(found) == ("members", [])
     groups = "groups" if where.endswith("these") else "group"
-    told = f"Ranks wait in {where} {groups}. So a rank that did not arrive cannot be named."
+    told = (
+        f"Ranks wait in {where} {groups}. So whether a rank did not arrive, and which rank, cannot "
+        "be told."
+    )
     assert " ".join(render(found, 100).split("\n")).count(told) == 1
 
 
@@ -312,6 +315,7 @@ def test_the_ranks_of_a_pending_collective_are_compared_once_for_all_that_wait(
     write_dumps(tmp_path, *[waiting] * 31, dump(ranks))
     found = diagnosis(tmp_path)
     assert (culprits(found), found.victims) == (("absent", [31]), (*range(31),))
+    # Comparing all pairs of ranks at each call would need 32 * 32 * 20 comparisons.
     assert len(compared) < 32 * (20 + 32)
 
 

@@ -310,7 +310,7 @@ def test_a_log_that_contradicts_itself_is_refused_with_both_figures(tmp_path: Pa
     [
         (lambda rank: rank % 2, 8, 2),  # NCCL_TESTS_SPLIT="MOD 2"
         (lambda rank: rank | 7, 8, 1),  # NCCL_TESTS_SPLIT="OR 0x7"
-        (lambda rank: rank & 3, 4, 2),  # NCCL_TESTS_SPLIT="AND 0x3"
+        (lambda rank: rank & 3, 4, 2),  # "AND 0x3" or NCCL_TESTS_SPLIT_MASK=0x3
         (lambda rank: rank // 4, 4, 1),  # NCCL_TESTS_SPLIT="DIV 4"
     ],
 )

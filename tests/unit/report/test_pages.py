@@ -350,6 +350,7 @@ def test_the_page_of_many_buckets_and_long_steps_is_at_most_1_mb(tmp_path: Path)
     text = page.render(report)
     assert 950_000 < len(text.encode()) <= 1_000_000
     figures = text.split('id="data">')[1].split("</script>")[0]
+    # The limit on spans alone would not be enough.
     assert len(text.encode()) - len(figures) + len(page_data([report], None, 10**9)) > 1_000_000
     (world,) = json.loads(figures)["worlds"]
     timeline = world["timeline"]

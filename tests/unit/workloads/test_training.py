@@ -85,6 +85,7 @@ def test_fp16_scales_the_loss_and_skips_an_overflowing_update() -> None:
     (batch,) = next(training.batches(0))
     before = weights(training)
     training.backward(training.forward(batch), 1.0)
+    # The loss scale is 65536.
     assert gradients(training).norm().item() > 100
     gradients_of = [p for p in training.model.parameters() if p.grad is not None]
     assert gradients_of[0].grad is not None

@@ -77,6 +77,7 @@ bool readsRunDelay(Kind kind) {
   return reads;
 }
 
+// Returns the time of the record; UINT64_MAX if nothing is recorded.
 uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {

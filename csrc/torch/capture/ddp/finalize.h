@@ -9,7 +9,7 @@ namespace commprof {
 
 // Called when a collective or a DDP bucket is issued. Returns the id of the
 // backward pass (autograd's graph task) that issues it. Outside of a backward
-// pass, returns the pass that worksFor() set.
+// pass, returns the pass that worksFor() set; -1: none.
 //
 // The first call of each pass queues two callbacks in the autograd engine. One
 // runs just before DDP's finalisation, the other just after. Both record wall

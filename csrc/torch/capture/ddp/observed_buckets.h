@@ -42,7 +42,8 @@ class ObservedBuckets {
     return recording_.load(std::memory_order_relaxed);
   }
   // Records this model's buckets among the all-reduces in `noted`, and removes
-  // them from `noted`. Call it without the reducer's lock.
+  // them from `noted`. Call it without the reducer's lock. The caller may hold
+  // the GIL or not.
   void take(std::vector<NotedAllReduce>& noted);
 
  private:

@@ -80,6 +80,8 @@ class HalfCodec : public SixteenBitCodec {
   }
 
  private:
+  // Returns one factor for each encoding. An encoding times its factor is its
+  // share of the mean, times 2^exponent.
   static std::vector<float> factorsTo(
       int exponent,
       std::span<const int> exponents) {

@@ -88,7 +88,8 @@ class SplitGather {
 
   // Exchanges the values and writes the mean to the bucket. Call it after
   // agree(). `encoded`: this rank's chosen values with their places, see
-  // kernels/linear/sparse.h.
+  // kernels/linear/sparse.h. Adds the rounding error of the sums to the owner's
+  // residual.
   void run(Job& job, const uint8_t* encoded);
 
  private:

@@ -1,8 +1,9 @@
 // Quantisation to integers with one scale per block: max|x| / 7 over 64 values
 // (int4), or max|x| / 127 over 128 values (int8). int8's scale is rounded to
-// bfloat16, so that it takes 16 bits. A block has scale 0 and integers 0 if its
-// values are all zero or its scale would be denormal. The last block may be
-// short. Inputs must be finite: check with maxAbsBits() (compare.h) first.
+// bfloat16, so that it takes 16 bits. This changes max|x| / scale by less than
+// 0.25, so the largest integer is still 127. A block has scale 0 and integers 0
+// if its values are all zero or its scale would be denormal. The last block may
+// be short. Inputs must be finite: check with maxAbsBits() (compare.h) first.
 //
 // int4: byte j of a block holds value j in its low four bits and value j + 32
 // in its high four bits, in two's complement. A short last block is padded with

@@ -26,6 +26,7 @@ struct CompareTable {
       const float* y,
       size_t begin,
       size_t end);
+  // Adds to *out.
   void (*compare)(
       const float* wanted,
       const float* sent,

@@ -2,7 +2,7 @@
 // divided into parts of 65,536. Three arrays follow one another:
 //
 //   u32 for each part: number of chosen values in the part
-//   u16 for each chosen value: offset in its part; ascending within a part
+//   u16 for each chosen value: offset in its part, strictly ascending in a part
 //   binary16 for each chosen value: value * scale
 //
 // Little-endian, without padding, at an even address.

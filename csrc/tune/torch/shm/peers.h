@@ -69,7 +69,8 @@ class Peers {
       const shm::Team::Intent& intent,
       std::span<const std::byte> payload);
   // Called instead of startExchange() if this rank cannot take part. Peers that
-  // wait for this rank within a second get an error with `why`.
+  // wait for this rank within a second get an error with `why`: gloo delivers a
+  // message only to a peer that waits for it.
   void giveUp(const std::string& why) noexcept;
 
  private:

@@ -8,6 +8,8 @@ namespace {
 
 struct Case {
   Options options;
+  // The mean's L2 error is at most this fraction of the ranks' mean L2 norm,
+  // for normally distributed values.
   double bound;
 };
 
@@ -54,6 +56,7 @@ void checkReports(World& world, const Case& test_case, int size, size_t n) {
       begin = span.begin_ns;
     }
     sent += report.wire_bytes;
+    // A payload also has a header, and a note after each chunk.
     CHECK(report.payload_bytes <= n * sizeof(float) + 64 + 4 * size_t(size));
     CHECK(n == 0 || report.payload_bytes > n / 300);
   }

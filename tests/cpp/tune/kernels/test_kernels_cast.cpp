@@ -286,6 +286,7 @@ void errorIsBounded() {
       worst_bfloat = std::max(worst_bfloat, error(valueOfBfloat16(bfloat[i])));
     }
   }
+  // The largest relative error is half of the spacing: 2^-11 and 2^-8.
   CHECK(worst_half <= 0x1p-11f && worst_half > 0x1p-12f);
   CHECK(worst_bfloat <= 0x1p-8f && worst_bfloat > 0x1p-9f);
 }

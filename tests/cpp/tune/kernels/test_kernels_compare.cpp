@@ -86,6 +86,7 @@ void checkNear(
     double expected,
     double size,
     const std::string& what) {
+  // Rounding errors are relative to `size`, the sum of the terms' magnitudes.
   CHECK_AT(std::fabs(actual - expected) <= 1e-12 * size, what);
 }
 

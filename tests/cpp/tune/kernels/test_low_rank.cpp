@@ -94,6 +94,7 @@ bool near(
     expected += a(i) * b(i);
     magnitude += std::fabs(a(i) * b(i));
   }
+  // This bound holds for any order of fp32 additions.
   return std::fabs(double(actual) - expected) <=
       magnitude * double(count + 1) * 0x1p-24;
 }

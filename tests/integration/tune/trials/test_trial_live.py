@@ -64,6 +64,7 @@ def test_on_a_slow_link_fsdp2_without_resharding_after_forward_wins(tmp_path: Pa
     assert (result.rounds, result.verdict.choice) == (4, "reshard-after-forward=false")
     none, headroom = result.of_role("baseline"), result.of_role("headroom")
     kept, ahead = result.candidates[3:]
+    # 11 ms of work hide a part of the 128 ms on the wire. A busy machine adds to both steps.
     assert 11 <= headroom.step_ms < none.step_ms - 100
     assert kept.step_ms < none.step_ms
     assert none.wire_bytes == pytest.approx(16e6, rel=0.01)

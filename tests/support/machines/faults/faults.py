@@ -79,6 +79,8 @@ class Fault:
     may_lose: int = 0
     #: The pause after each step gives the watchers time to start before the fault.
     watched_pause_s: float = 0.1
+    #: If this is True, any two errors of gloo count as the same, because the errors depend on
+    #: chance.
     errors_vary: bool = True
 
 

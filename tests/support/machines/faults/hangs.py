@@ -24,6 +24,7 @@ class Stopped:
     ranks: int
     rank: int
     #: Time from the stop until the watchdog found the hang; the watchdog's threshold is included.
+    #: None if the watchdog reported no hang.
     named_after_s: float | None = None
     stacks_after_s: float | None = None
     hang: dict[str, Any] | None = None

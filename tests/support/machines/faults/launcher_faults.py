@@ -18,7 +18,7 @@ from tests.support.machines.processes import await_gone, gone, processes_of
 from tests.support.machines.ranks import free_port
 
 MEMORY_BYTES = 2 << 30
-"""The fault ``grow`` needs more memory than this limit."""
+"""torch needs a third of this memory, and the fault ``grow`` needs more than this memory."""
 _END_S = 180
 _CLOCK_STEP = SCRIPT.parents[1] / "machines/faults/clock_step.c"
 _STEPS = 100

@@ -15,6 +15,7 @@ from tests.support.builders.caused import Script, causes_of, mean_step_ms, saved
 
 MB = 1_000_000
 RANKS, STEPS = 4, 41
+#: The predicted gain may differ from the built gain by this fraction of the step.
 ERROR = 0.02
 
 Body = Callable[[Script, int, bool], None]

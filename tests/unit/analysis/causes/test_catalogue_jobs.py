@@ -43,6 +43,7 @@ def test_an_error_counts_beyond_the_noise_of_repetitions() -> None:
         "said": [0.24, 0.26],
     }
     assert error(row) == pytest.approx(5.0)
+    # Each of the two means differs from the true mean by chance.
     assert noise(row) == pytest.approx(2.0)
     said = [(demand.figure, demand.met) for demand in demands([row])]
     assert said == [
@@ -58,6 +59,7 @@ def test_pairs_of_turns_give_the_gain_and_its_noise() -> None:
     row = {"steps_ms": [1.0], "twin_steps_ms": [9.0], "said": [0.2], "turns_ms": pairs}
     assert won(row) == pytest.approx(0.25)
     assert error(row) == pytest.approx(5.0)
+    # The twin's steps differ from 75 % of the job's steps by 5, 5, 10 and 10 ms.
     assert noise(row) == pytest.approx(100 * (250 / 3) ** 0.5 / 4**0.5 / 150)
 
 

@@ -737,6 +737,7 @@ def test_ranks_that_take_turns_at_being_late_are_named() -> None:
     assert list(found) == ["ranks-in-turns"]
     cause = found["ranks-in-turns"]
     assert cause.sentence.startswith("Ranks 0, 1 are late in different steps. In 20 of 60 steps")
+    # If both ranks work longer in the same steps, ten of 20 delays of 20 ms remain.
     assert saved(cause) == pytest.approx(200 / (60 * 33 + 400), abs=0.01)
 
 

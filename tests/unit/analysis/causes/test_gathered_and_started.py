@@ -200,6 +200,7 @@ def test_compilations_that_never_end_are_named() -> None:
         "anew in 10 of 20 steps, for 16 ms each time, on ranks 0, 1; ranks that do not compile wait"
         in cause.sentence
     )
+    # In every second step, all ranks wait 16 ms for one rank.
     assert saved(cause) == pytest.approx(8 / 38, abs=1e-3)
     assert "dynamic=True" in cause.fix
 

@@ -33,6 +33,7 @@ def test_passes_within_a_hook_of_the_loss_count_as_micro_batches() -> None:
     found = causes_of(partial(cached, (0, 1, 2, 3)))
     assert list(found) == ["ddp-every-pass"]
     assert "in all 4 backward passes before an update" in found["ddp-every-pass"].sentence
+    # The fix removes three of four exchanges of 3 ms from a step of 43 ms.
     assert saved(found["ddp-every-pass"]) == pytest.approx(9 / 43, abs=1e-3)
 
 
@@ -254,6 +255,7 @@ def test_tensors_whose_roots_take_turns_are_joined_by_root(op: str) -> None:
     assert f"10 {op} calls per step" in cause.sentence
     assert "of one type and one root" in cause.fix
     assert "YOUR_ROOT" in cause.fix
+    # Of ten calls of 1 ms, one call for each of the two roots remains.
     assert cause.share == pytest.approx(8 / 41, abs=1e-3)
 
 

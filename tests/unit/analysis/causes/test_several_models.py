@@ -53,6 +53,7 @@ def test_every_micro_batch_of_the_generator_s_pass_is_needless() -> None:
 
     cause = causes_of(body, models=2, trained=trained([0], [1]))["ddp-other-model"]
     assert "exchanges 8 MB of gradients per step for nothing" in cause.sentence
+    # The fix removes 8 ms; a step has 60 ms of passes, 18 ms of exchanges and 2 ms of updates.
     assert saved(cause) == pytest.approx(8 / 80, abs=1e-3)
 
 
@@ -134,6 +135,7 @@ def test_modules_that_are_wrapped_one_by_one_are_told() -> None:
     assert cause.sentence.startswith("12 modules are DDP models of their own")
     assert "12 buckets of 100 kB" in cause.sentence or "12 buckets of 95" in cause.sentence
     assert "One DDP model of all modules would make 2 buckets" in cause.sentence
+    # Two calls of one latency replace twelve calls, which nothing hides in this job.
     assert 0.05 < saved(cause) < sum(MODULES.values()) / 37
 
 

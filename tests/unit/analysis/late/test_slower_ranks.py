@@ -47,6 +47,7 @@ def slower(
         (dict.fromkeys(range(4, 7), 10.0), (4, 5, 6), ()),
         ({1: 10.0, 6: 8.0}, (1, 6), ()),
         ({1: 10.0}, None, None),
+        # 1 ms is less than 2 % of the step.
         ({1: 1.0, 6: 1.0}, None, None),
         # If five of eight ranks take longer, the other three ranks are fast.
         (dict.fromkeys(range(5), 10.0), None, None),
@@ -62,6 +63,7 @@ def test_ranks_that_work_longer_than_all_others_are_found(
     if found is not None:
         assert found.phase == "forward"
         assert found.longer_ms == pytest.approx(min(extra_ms.values()), abs=0.8)
+        # The slower ranks wait a little for each other.
         assert found.share > 0.96
 
 

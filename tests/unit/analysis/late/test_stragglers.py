@@ -113,6 +113,7 @@ def test_of_two_slow_ranks_one_is_named_only_if_it_is_twice_as_slow() -> None:
     two[1, Phase.DATA] += 10 * MS
     two[4, Phase.BACKWARD] += 10 * MS
     assert find_slow_rank(two, WORK_STEP) is None
+    # 21 ms are more than twice the 10 ms of rank 1.
     two[4, Phase.BACKWARD] += 11 * MS
     slow = find_slow_rank(two, WORK_STEP)
     assert slow is not None
@@ -202,6 +203,7 @@ def test_a_rank_that_is_always_late_is_named_with_what_it_costs() -> None:
     assert late is not None
     assert (late.rank, late.wait_ns, late.share) == (2, 10.0 * MS, 1.0)
     assert (late.late_steps, late.measured_steps) == (12, 12)
+    # The three other ranks wait 30 ms together in each of 12 steps.
     assert late.cost_s == pytest.approx(0.36)
     # With 2,000 permutations, the smallest possible p-value is 1 / 2001.
     assert late.p_value == 1 / 2001
@@ -214,6 +216,7 @@ def test_a_rank_that_is_late_in_every_third_step_is_named() -> None:
     late = find_late_rank(waited, STEP)
     assert late is not None
     assert late.rank == 3
+    # In 20 of 60 steps three ranks wait 60 ms together: 60 / 3 / 3 = 6.7 ms, and a little noise.
     assert late.wait_ns == pytest.approx(6.75 * MS, rel=0.02)
     assert (late.late_steps, late.measured_steps) == (20, 60)
 
@@ -227,6 +230,7 @@ def test_two_ranks_that_are_late_alternately_are_not_named() -> None:
 
 def test_one_of_two_ranks_that_is_late_in_three_steps_is_not_named() -> None:
     waited = waits(10, 2)
+    # By chance, three of three late steps fall on the same of two ranks once in four cases.
     waited[:3, 1] = 50 * MS
     assert find_late_rank(waited, STEP) is None
 
@@ -287,6 +291,7 @@ def test_no_late_rank_if_no_other_rank_waits(waited: np.ndarray) -> None:  # typ
 
 def test_few_late_steps_of_a_long_run_name_no_late_rank() -> None:
     waited = waits(1_300, 2)
+    # By chance, four late steps fall on the same of two ranks with a probability of 2 * 2**-4.
     waited[::400, 1] = 1_000 * MS
     assert find_late_rank(waited, STEP) is None
     waited[::50, 1] = 1_000 * MS
@@ -316,6 +321,7 @@ def test_no_late_rank_is_named_if_clock_errors_could_explain_the_wait(
 ) -> None:
     waited = waits(12, 4)
     waited[:, 2] = 30 * MS
+    # The three other ranks wait 10 ms each. Two clocks that are 5 ms off would look the same.
     assert (find_late_rank(waited, STEP, clock_error_ms * MS) is not None) == named
 
 
@@ -418,6 +424,7 @@ def test_in_few_steps_of_ranks_that_are_alike_hardly_ever_one_is_named(
     random = np.random.default_rng(ranks * steps)
     longer = random.normal(0, 20 * MS, (400, ranks, steps))
     assert sum(of_few_steps(each) is not None for each in longer) <= 8
+    # Rank 0 is late by ten times the spread of one step.
     longer[:, 0] += 200 * MS
     named = [late.rank for each in longer if (late := of_few_steps(each)) is not None]
     assert set(named) <= {0}
@@ -444,6 +451,8 @@ def test_of_two_ranks_that_wait_for_each_other_at_random_hardly_ever_one_is_name
     named = 0
     for seed in range(100):
         random = np.random.default_rng(seed)
+        # Only ranks 0 and 1 wait, for each other. By chance, one of them is late in 60 % of the
+        # steps.
         waited = waits(20, 64)
         waited[np.arange(20), random.integers(0, 2, 20)] = 30 * MS
         named += find_late_rank(waited, STEP, by_waiting_ns=in_pairs(waited)) is not None

@@ -238,6 +238,7 @@ def test_drift_of_a_machine_is_rarely_reported_as_a_difference() -> None:
         min(holm([rank_test(round_medians(x), round_medians(y)) for x, y in rows])) < 0.01
         for rows in (list(zip(a.rows, b.rows, strict=True)) for a, b in pairs)
     )
+    # The rank test alone finds differences in many of these pairs.
     assert blind > 15
     assert flagged <= blind / 5
 

@@ -164,6 +164,7 @@ def test_sizes_that_exceed_the_memory_are_refused(tmp_path: Path) -> None:
     check_memory(plan(sizes_bytes=(64 << 20,)), meminfo)
     with pytest.raises(UsageError, match=r"2 ranks .* 134217728 bytes need about 1.6 GB .* 1.0 GB"):
         check_memory(plan(sizes_bytes=(128 << 20,)), meminfo)
+    # 20 processes need this memory even with little data, unless the processes run already.
     with pytest.raises(UsageError, match=r"20 ranks .* need about 3"):
         check_memory(plan(world_sizes=(20,)), meminfo)
     check_memory(plan(world_sizes=(20,)), meminfo, launched_here=20)

@@ -158,6 +158,7 @@ def test_a_change_of_protocol_is_also_found_among_many_sizes() -> None:
     (fitted,), _ = fit_curves(made)
     assert [p.alpha_s for p in fitted.pieces] == pytest.approx([10e-6, 900e-6], rel=0.1)
     assert [p.beta_s_per_byte for p in fitted.pieces] == pytest.approx([2e-9, 0.5e-9], rel=0.05)
+    # One in three sizes may begin a piece.
     assert fitted.pieces[1].low_bytes == pytest.approx(5e5, abs=2e4)
     assert fitted.held_out_size is not None
     assert fitted.held_out_size.points == 200
