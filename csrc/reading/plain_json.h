@@ -8,8 +8,8 @@ namespace commprof {
 
 // Returns the text that json.dumps(value, indent=indent) returns, with null for
 // NaN and infinities. Returns None if the value is not plain. Plain values are
-// None, truth values, numbers, texts, lists, tuples, and dictionaries with
-// texts as keys. The caller holds the GIL.
+// None, truth values, floats, integers of up to 64 bits, texts, lists, tuples,
+// and dictionaries with texts as keys. The caller holds the GIL.
 pybind11::typing::Optional<pybind11::str> plainJson(
     const pybind11::object& value,
     unsigned indent);

@@ -557,8 +557,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   uint64_t error_ns = 0;
   const uint64_t group_cell = lasts[seq % slots].read(who, error_ns);
 
-  int64_t latest_ns = INT64_MIN; // relative to near_ns
-  uint32_t latest_rank = 0;
+  Last local; // of the ranks of this host that this rank needs
+  bool is_any_local = false;
   uint32_t local_ranks = 0;
   bool missing = false;
   bool last_is_local = false;
@@ -575,13 +575,16 @@ ArrivalBoard::State ArrivalBoard::Group::last(
     missing = missing || age != Age::kSame;
     last_is_local = last_is_local || column->globalRank() == uint32_t(who);
     const uint32_t rank = column->rank();
-    const int64_t after_ns = sinceNs(cell, near_ns);
-    const bool came = near_ns + uint64_t(after_ns) <= asked.done_ns;
+    const uint64_t at_ns = near_ns + uint64_t(sinceNs(cell, near_ns));
+    const uint32_t global_rank = column->globalRank();
     const bool held_up = column == own_ ||
-        (came && needs(asked.meaning, size, own_->rank(), rank));
-    if (held_up && after_ns > latest_ns) {
-      latest_ns = after_ns;
-      latest_rank = column->globalRank();
+        (at_ns <= asked.done_ns &&
+         needs(asked.meaning, size, own_->rank(), rank));
+    if (held_up &&
+        (!is_any_local ||
+         isLastOf(at_ns, global_rank, local.at_ns, local.rank))) {
+      local = {at_ns, global_rank, 0};
+      is_any_local = true;
     }
   }
   const Age age = ageOf(group_cell, round);
@@ -592,7 +595,7 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   if (missing || (!is_local && age != Age::kSame)) {
     return State::kMissing;
   }
-  found = {near_ns + uint64_t(latest_ns), latest_rank, 0};
+  found = local;
   if (is_local) {
     return State::kKnown;
   }
@@ -607,7 +610,7 @@ ArrivalBoard::State ArrivalBoard::Group::last(
     return lastOfSome(seq, last, asked, found);
   }
   if (!last_is_local && last.at_ns <= asked.done_ns &&
-      int64_t(last.at_ns - found.at_ns) > 0) {
+      isLastOf(last.at_ns, last.global_rank, found.at_ns, found.rank)) {
     found.at_ns = last.at_ns;
     found.rank = last.global_rank;
   }
@@ -641,7 +644,9 @@ ArrivalBoard::State ArrivalBoard::Group::lastOfSome(
     if (!board_->header_->listed.read(
             ListedTable::hashOf(key, seq, rank), at_ns, global_rank)) {
       unseen = true;
-    } else if (at_ns <= asked.done_ns && int64_t(at_ns - found.at_ns) > 0) {
+    } else if (
+        at_ns <= asked.done_ns &&
+        isLastOf(at_ns, uint32_t(global_rank), found.at_ns, found.rank)) {
       found.at_ns = at_ns;
       found.rank = uint32_t(global_rank);
     }

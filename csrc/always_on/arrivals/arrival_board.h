@@ -45,6 +45,18 @@ bool needs(
 // True if `rank` needs every other rank of the group.
 bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
 
+// True if `rank`, which arrived at a collective at `at_ns`, counts as later
+// than `other_rank`. Of ranks that arrive at the same time, the lowest counts
+// as the last. Both are global ranks.
+constexpr bool isLastOf(
+    uint64_t at_ns,
+    uint32_t rank,
+    uint64_t other_ns,
+    uint32_t other_rank) noexcept {
+  const int64_t after_ns = int64_t(at_ns - other_ns);
+  return after_ns > 0 || (after_ns == 0 && rank < other_rank);
+}
+
 // State of this host's carrier, and of its links to other hosts.
 struct HostLinks {
   bool clock_known = false; // true once compared with rank 0's clock

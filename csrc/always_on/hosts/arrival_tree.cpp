@@ -17,10 +17,6 @@ uint64_t ownTime(uint64_t common_ns, const ClockLine& clock) noexcept {
   return common_ns - uint64_t(clock.offsetAt(nearly_ns));
 }
 
-bool isLater(uint64_t one_ns, uint64_t other_ns) noexcept {
-  return int64_t(one_ns - other_ns) > 0;
-}
-
 uint32_t errorOf(uint64_t error_ns) noexcept {
   return uint32_t(std::min<uint64_t>(error_ns, UINT32_MAX));
 }
@@ -80,7 +76,8 @@ void ArrivalTree::change(Collective& one) {
 ArrivalTree::Part ArrivalTree::total(const Collective& one) noexcept {
   Part all;
   for (const Part& part : one.parts) {
-    if (all.present == 0 || isLater(part.last_ns, all.last_ns)) {
+    if (all.present == 0 ||
+        isLastOf(part.last_ns, part.last_rank, all.last_ns, all.last_rank)) {
       all.last_ns = part.last_ns;
       all.last_rank = part.last_rank;
     }
@@ -156,7 +153,9 @@ bool ArrivalTree::scan(
     here.error_ns =
         std::max(here.error_ns, errorOf(clock.errorAt(arrival.at_ns)));
     arrival.at_ns += uint64_t(clock.offsetAt(arrival.at_ns));
-    if (here.present == 0 || isLater(arrival.at_ns, here.last_ns)) {
+    if (here.present == 0 ||
+        isLastOf(
+            arrival.at_ns, arrival.global_rank, here.last_ns, here.last_rank)) {
       here.last_ns = arrival.at_ns;
       here.last_rank = arrival.global_rank;
     }

@@ -126,6 +126,23 @@ void overwrittenArrivalsAreReportedAsLost() {
   CHECK(rank0.last(5 + ArrivalBoard::kSlots, 100, last) == State::kMissing);
 }
 
+void ofRanksThatArriveAtTheSameTimeTheLowestIsLast() {
+  const auto board = ArrivalBoard::create(kToken);
+  std::vector<ArrivalBoard::Group> ranks;
+  for (const uint32_t rank : {1, 0, 2}) { // in the order of joining
+    ranks.push_back(joinGroup(*board, rank, 3));
+    ranks.back().post(0, kBegin + (rank == 0 ? 0 : 10));
+    ranks.back().post(1, kBegin + 10);
+  }
+  for (const ArrivalBoard::Group& rank : ranks) {
+    ArrivalBoard::Last last;
+    CHECK(rank.last(0, kBegin, last) == State::kKnown);
+    CHECK_EQ(last.rank, 101u);
+    CHECK(rank.last(1, kBegin, last) == State::kKnown);
+    CHECK_EQ(last.rank, 100u);
+  }
+}
+
 // A cell of the board holds the lowest 45 bits of a time in nanoseconds.
 void arrivalTimesAreCorrectWhenCellsWrap() {
   const auto board = ArrivalBoard::create(kToken);
@@ -283,6 +300,7 @@ int main() {
   threadsAsRanks();
   filesThatAreNotThisBoardAreRejected();
   overwrittenArrivalsAreReportedAsLost();
+  ofRanksThatArriveAtTheSameTimeTheLowestIsLast();
   arrivalTimesAreCorrectWhenCellsWrap();
   arrivalsAreFoundWhenSequenceNumbersWrap();
   // These tests have no threads and take long under the thread sanitizer.

@@ -149,6 +149,16 @@ void everyHostLearnsTheLastArrival() {
   CHECK_EQ(hosts.datagrams, before);
 }
 
+void ofRanksThatArriveAtTheSameTimeTheLowestIsLast() {
+  Tree hosts({2, 0, 2});
+  for (uint32_t rank = 0; rank < 6; ++rank) {
+    hosts.post(rank, 10, hosts.now_ns + (rank == 0 ? 0 : 5'000));
+  }
+  const uint64_t true_ns = hosts.now_ns + 5'000;
+  hosts.rounds(6);
+  hosts.checkLast(10, 1, true_ns);
+}
+
 void aLostDatagramLosesNothing() {
   for (int lost = 0; lost < 12; ++lost) {
     Tree hosts(kDeep);
@@ -354,6 +364,7 @@ void groupsOnOneHostAreNotSent() {
 
 int main() {
   everyHostLearnsTheLastArrival();
+  ofRanksThatArriveAtTheSameTimeTheLowestIsLast();
   aLostDatagramLosesNothing();
   smallGroupsStayBelowTheirCommonParent();
   lateRanksOfAHostAreTaken();
