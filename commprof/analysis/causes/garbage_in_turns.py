@@ -15,7 +15,21 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
+from commprof.trace.columns import Ints
+from commprof.trace.lookup import row_containing
 from commprof.units import ns_to_ms
+
+#: If at least this fraction of the ranks collects in a step with collections, on average, then the
+#: ranks collect at the same times.
+_TOGETHER = 0.75
+
+
+def _ranks_that_collect(facts: Facts, begins_ns: list[Ints]) -> float:
+    """Returns the fraction of ranks that collect in a step with collections, on average."""
+    ranks = np.zeros(facts.steps, dtype=np.int64)
+    for calls, begin_ns in zip(facts.ranks, begins_ns, strict=True):
+        ranks[np.unique(row_containing(calls.begin_ns, calls.end_ns, begin_ns))] += 1
+    return float(ranks[ranks > 0].mean()) / len(facts.ranks)
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -26,6 +40,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     if max(len(begin) for begin, _ in spans) < 2:
         return None  # a single collection may only clean up after the start of the job
+    if _ranks_that_collect(facts, [begin for begin, _ in spans]) >= _TOGETHER:
+        return None
     removed = [
         Removed(np.zeros(len(calls.table), dtype=bool), *times)
         for calls, times in zip(facts.ranks, spans, strict=True)
@@ -52,8 +68,9 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "At least one rank collects garbage at least twice in the measured steps, for at least 1 "
-        "ms each time. A replay of the steps without the collections of all ranks is at least "
-        f"{WORTH_NAMING:.0%} shorter."
+        "ms each time. In a step with collections, on average fewer than "
+        f"{_TOGETHER:.0%} of the ranks collect. A replay of the steps without the collections of "
+        f"all ranks is at least {WORTH_NAMING:.0%} shorter."
     ),
     why=(
         "CPython collects garbage when enough new objects exist. This happens in a different step "

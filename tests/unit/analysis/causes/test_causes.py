@@ -773,6 +773,22 @@ def test_garbage_that_ranks_collect_in_turns_is_named(every: int, times: int) ->
     assert saved(found["garbage-in-turns"]) == pytest.approx(lost / (30 * 33 + lost), abs=0.01)
 
 
+@pytest.mark.parametrize("apart", [0, 3])
+def test_garbage_that_ranks_collect_in_the_same_steps_is_not_in_turns(apart: int) -> None:
+    spans: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+
+    def body(script: Script, step: int) -> None:
+        if step % 6 == 2 + apart * script.rank.rank:
+            begin = script.now_ms
+            script.work(20.0)
+            spans[script.rank.rank].append((int(begin * 1e6), int(script.now_ms * 1e6)))
+        script.meet(2.0)
+        trained(script)
+        script.rank.metadata["garbage"] = garbage(spans[script.rank.rank])
+
+    assert ("garbage-in-turns" in causes_of(body, steps=31, models=0)) == bool(apart)
+
+
 def test_a_collection_after_the_job_s_begin_is_not_in_turns() -> None:
     def body(script: Script, step: int) -> None:
         trained(script)
