@@ -7,12 +7,12 @@ the job's twin. Each round records the job and its twin with `commprof run`, on 
 report of the job must name the cause on the first screen. The report of the twin must name no
 cause.
 
-Each round also starts the job and its twin together, several times. They take turns of ten steps,
-so both meet the same disturbances of the machine. The measured gain is the reduction of the mean
-step from the job's turns to the twin's turns. It is compared with the gain that the report predicts
-for the fix. The error is in percent of the job's step. Processes of the same script differ by
-several percent, so the noise of the measured gain is its standard error over the starts. Only the
-error beyond the noise is judged.
+If the report predicts a gain, the round also starts the job and its twin together, several times.
+They take turns of ten steps, so both meet the same disturbances of the machine. The measured gain
+is the reduction of the mean step from the job's turns to the twin's turns. It is compared with the
+gain that the report predicts for the fix. The error is in percent of the job's step. Processes of
+the same script differ by several percent, so the noise of the measured gain is its standard error
+over the starts. Only the error beyond the noise is judged.
 
 A job whose loop is not ``common.steps()`` takes no turns. Its gain comes from the recorded steps,
 and its noise from an A/A control, which compares each script with its repetition in the next round.
@@ -124,7 +124,7 @@ OPTIONS = {"weights_differ": ["--check-sync", "5"]}
 #: Demands: least share of jobs whose report names the cause, least share of twins whose report
 #: names no cause, and largest mean error of the gains in percent of the step.
 NAMED, SILENT, ERROR = 0.925, 0.975, 2.0
-_ROUNDS = 2
+_ROUNDS = 3
 _LIMIT_S = 180
 _RANKS = 2
 #: Steps of a turn, and turns of each script after a start. The first turn is a warm-up.
@@ -164,7 +164,7 @@ def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
             for fixed in (False, True):
                 name = f"{job}-{number}-{'twin' if fixed else 'job'}"
                 runs[fixed].append(_run(job, fixed, (keep or Path(folder)) / name))
-            if _takes_turns(job):
+            if runs[False][-1]["gain"] is not None and _takes_turns(job):
                 turns += [
                     _in_turns(job, Path(folder) / f"{job}-{number}-turns-{start}")
                     for start in range(_STARTS)
