@@ -146,8 +146,8 @@ class SimulatedJob:
     def overflow(self, ring: int, per_dump: int) -> None:
         """Drops the oldest collectives of each dump.
 
-        A process dumps after ``per_dump`` collectives, and its ring has room for ``ring``
-        collectives.
+        A process has a ring for each of its communicators. It dumps a ring after ``per_dump``
+        collectives of the communicator, and the ring has room for ``ring`` collectives.
         """
         phase = self.rng.integers(0, per_dump, self.count)
         seen: dict[tuple[int, str], list[int]] = {}

@@ -325,7 +325,7 @@ def _remove_device_times(draw: random.Random, of: Drawn, known: dict[int, Rank])
 
 
 def _remove_module(draw: random.Random, of: Drawn, known: dict[int, Rank]) -> None:
-    """A capture in pure Python sees no collective."""
+    """Without the native module, capture sees at most the buckets of DDP; removes these too."""
     gone = (Kind.ISSUE, Kind.END, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
     for rank in known.values():
         _filtered(rank, lambda values: values["kind"] not in gone)

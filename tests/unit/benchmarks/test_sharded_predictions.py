@@ -51,7 +51,8 @@ def test_only_points_with_clearly_differing_bounds_are_compared_with_them() -> N
     assert not measured.met
     assert mean.met
     assert worst.met
-    # 3.33 % is a third of the 10 % by which perfect overlap misses the first point.
+    # The error may be at most a third of the error of the better bound. For the first point, the
+    # bound of perfect overlap is 10 % off.
     assert against.asked == "at most 3.33 %"
     assert not against.met
     assert len(demands(rows[1:], "timed")) == 3

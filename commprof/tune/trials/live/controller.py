@@ -177,10 +177,10 @@ class Trial:
         self._finish()
 
     def _no_trial(self) -> dict[str, Any]:
-        if self._own_hooks:
-            reason = "every DDP model has a communication hook of its own"
-        elif self._unkept:
+        if self._unkept:
             reason = f"the training state cannot be saved and restored: {self._unkept}"
+        elif self._own_hooks:
+            reason = "every DDP model has a communication hook of its own"
         elif not self._models:
             reason = "the script made neither a DDP model that accepts a hook nor an FSDP2 model"
         else:

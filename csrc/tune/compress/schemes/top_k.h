@@ -32,8 +32,8 @@ class TopK : public Scheme {
 
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
-  // Chooses the values to send, unless all values will be sent. The result has
-  // the bits of the largest chosen value.
+  // Chooses the values to send, unless all values will be sent. The result
+  // holds the bit pattern of the largest chosen value.
   Snapshot inspect(const Proposal& proposal) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)

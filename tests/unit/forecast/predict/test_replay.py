@@ -301,7 +301,8 @@ def test_flat_and_hierarchical_all_reduce_use_links_within_and_between_hosts() -
 def test_the_step_s_interval_comes_from_replicates_of_the_fit() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = Replay(schedule(), uncertain).predict(Scenario(2))
-    # 2 MB take 18 ms from 20 ms on; at the slow rate they take 22 ms from 21 ms on.
+    # The last 2 MB begin at 20 ms and take 18 ms on the fast link. On the slow link, the bucket
+    # before them ends later: they begin at 21 ms and take 22 ms.
     assert found.step_s.low == pytest.approx(0.038, abs=2e-4)
     assert found.step_s.high == pytest.approx(0.043, abs=2e-4)
 

@@ -215,6 +215,42 @@ def test_a_model_with_its_own_hook_takes_no_part_in_a_trial(
     assert "has a communication hook of its own" in capsys.readouterr().err
 
 
+class Unreadable:
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("the state is on another host")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError(state)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ([], "every DDP model has a communication hook of its own"),
+        (
+            [Unreadable()],
+            "the training state cannot be saved and restored: rank 0: the state is on another host",
+        ),
+    ],
+)
+def test_the_reason_for_no_trial_is_what_stopped_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: list[Any], reason: str
+) -> None:
+    steps = Steps()
+    steps.trace_path = tmp_path / "rank_0.trace"
+    trial = Trial(parse_trial("int8"), steps, state)  # type: ignore[arg-type]
+    for hooked in [True] + [False] * len(state):
+        ddp = model()
+        trial.add(attach(ddp))
+        if hooked:
+            ddp.register_comm_hook(None, lambda _, bucket: _noted(bucket, []))
+    for _ in range(SETTLE_STEPS):
+        steps.step()
+    assert trial.done
+    trial.capture_ends()
+    assert f"no trial took place: {reason}" in capsys.readouterr().err
+
+
 def test_a_hook_registered_during_a_trial_ends_it_and_is_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
