@@ -61,11 +61,11 @@ def write_output(path: Path, content: str | bytes) -> None:
         UsageError: the file cannot be written, for example because the disk is full.
     """
     data = content.encode() if isinstance(content, str) else content
-    if is_a_device(path):
-        path.write_bytes(data)
-        return
     try:
-        replace_file(path.resolve(), data)  # a symbolic link stays a link
+        if is_a_device(path):
+            path.write_bytes(data)
+        else:
+            replace_file(path.resolve(), data)  # a symbolic link stays a link
     except OSError as error:
         raise UsageError(
             f"cannot write {quoted(path)}: {error.strerror}; name another -o FILE"

@@ -268,3 +268,5 @@ def test_output_to_a_device_keeps_the_device(tmp_path: Path) -> None:
     writable_output(Path("/dev/null"), force=False)
     write_output(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
+    with pytest.raises(UsageError, match="cannot write /dev/full: No space left on device"):
+        write_output(Path("/dev/full"), "text")

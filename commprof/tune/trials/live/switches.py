@@ -222,9 +222,11 @@ class ReplicatedModel:
             return "it is a setting of FSDP2, but the model uses DDP"
         if candidate.compressor:
             compressor = parse(candidate.compressor)
-            if not compresses_natively(self._ddp):
-                return lacks(compressor)
-            if why := disagreement(self.attachment.shared(compressor), compressor, self._ddp):
+            if compresses_natively(self._ddp):
+                why = disagreement(self.attachment.shared(compressor), compressor, self._ddp)
+            else:
+                why = lacks(compressor)
+            if why:
                 return why
         if candidate.buckets.label and (why := obstacle(self._ddp)):
             return f"DDP's buckets cannot be rebuilt: {why}"

@@ -192,6 +192,17 @@ def test_models_with_unused_parameters_or_static_graph_cannot_change_buckets(
     assert bool(found) == bool(why)
 
 
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_compressor_with_buckets_is_refused_where_buckets_cannot_change(
+    monkeypatch: pytest.MonkeyPatch, is_native: bool
+) -> None:
+    monkeypatch.setattr(switches, "compresses_natively", lambda _: is_native)
+    replicated = ReplicatedModel(attach(model(find_unused_parameters=True)))
+    assert replicated.impossible(parse_candidate("fp16")) == ""
+    why = replicated.impossible(parse_candidate("fp16+bucket-cap=5"))
+    assert why.startswith("DDP's buckets cannot be rebuilt")
+
+
 def test_buckets_cannot_change_if_the_script_finalizes_backward_passes() -> None:
     ddp = model()
     ddp.require_manual_backward_finalization = True  # torch 2.15 has this attribute
