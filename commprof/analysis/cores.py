@@ -41,15 +41,20 @@ def with_all_cpus(machine: Mapping[str, Any], traces: Iterable[Trace]) -> dict[s
     return {**machine, "usable_cpu_count": len(cpus), "usable_cpus": in_order}
 
 
-def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
-    """True if the ranks of some host have more threads than the host has cores.
+def ranks_of_fullest_host(context: Mapping[str, Any], world: WorldResult) -> int:
+    """Number of ranks on the host with the most ranks.
 
     Missing ranks are assumed to be spread evenly over hosts.
     """
     hosts = Counter(rank.host for rank in world.ranks)
     evenly = math.ceil(world.world_size / max(len(hosts), int(context.get("nodes", 1))))
-    fullest = max(evenly, *hosts.values()) if hosts else evenly
-    return fullest * int(context["threads_per_rank"]) > usable_cores(context["machine"])
+    return max(evenly, *hosts.values()) if hosts else evenly
+
+
+def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
+    """True if the ranks of some host have more threads than the host has cores."""
+    threads = ranks_of_fullest_host(context, world) * int(context["threads_per_rank"])
+    return threads > usable_cores(context["machine"])
 
 
 def no_core_share(world: WorldResult) -> float:

@@ -153,7 +153,7 @@ class InspectorTail:
             about = os.fstat(descriptor)
             if about.st_size < log.read_bytes:
                 self._complain(f"{printable(log.path.name)} became shorter; its rest is not read")
-                log.is_read = True
+                log.is_given_up = log.is_read = True
                 return 0
             data = os.pread(descriptor, max(0, most_bytes), log.read_bytes)
         finally:

@@ -502,10 +502,8 @@ def rank_in_name(name: str) -> int | None:
     named = [match for match in words if match[1] and match[0].lower()[:3] not in no_rank]
     if named:
         return int(min(named, key=lambda match: match[0].lower()[:4] != "rank")[1])
-    match = _RANK_IN_NAME.search(file.name)
-    if match is None or of_host:
-        return None
-    return int(match.group(2))
+    numbers = [match[2] for match in _RANK_IN_NAME.finditer(file.name) if match[2]]
+    return int(numbers[0]) if numbers and not of_host else None
 
 
 def rank_beside(file: Path) -> int | None:

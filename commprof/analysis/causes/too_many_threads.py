@@ -6,7 +6,7 @@ import math
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.cores import crowded, usable_cores
+from commprof.analysis.cores import crowded, ranks_of_fullest_host, usable_cores
 from commprof.text import counted
 
 
@@ -21,13 +21,14 @@ def _rule(facts: Facts) -> Sighting | None:
     share = without_core(facts)
     if not share >= WORTH_NAMING:
         return None
-    cores = usable_cores(context["machine"])
+    cores, ranks = usable_cores(context["machine"]), ranks_of_fullest_host(context, world)
+    of_host = "" if ranks == world.world_size else " of a host"
     return Sighting(
-        f"{counted(world.world_size, 'rank')} run {counted(threads, 'thread')} each on "
+        f"{counted(ranks, 'rank')}{of_host} run {counted(threads, 'thread')} each on "
         f"{counted(cores, 'usable core')}. For {share:.0%} of the step, a rank was ready to run "
         "but had no core.",
         share,
-        fix=_fix(facts, f"torch.set_num_threads({max(1, cores // world.world_size)})"),
+        fix=_fix(facts, f"torch.set_num_threads({max(1, cores // ranks)})"),
     )
 
 

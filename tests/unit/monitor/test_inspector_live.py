@@ -152,6 +152,19 @@ def test_compressed_logs_are_followed_as_far_as_they_are_flushed(tmp_path: Path)
     assert len({*calls}) > 3
 
 
+def test_a_log_that_became_shorter_is_not_read_again(tmp_path: Path) -> None:
+    simulate(1, 2, 1, steps=30, seed=1).write(tmp_path)
+    log = min(tmp_path.iterdir())
+    whole = log.read_bytes()
+    logs = LiveLogs(tmp_path)
+    logs.look()
+    log.write_bytes(whole[: len(whole) // 2])
+    logs.look()
+    log.write_bytes(whole + whole)
+    logs.look()
+    assert logs.problems == [f"{log.name} became shorter; its rest is not read"]
+
+
 def test_compressed_logs_that_cannot_be_followed_are_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

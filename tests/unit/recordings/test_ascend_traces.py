@@ -12,6 +12,7 @@ import pytest
 from commprof.commands import main
 from commprof.recordings.profiler import read_recording
 from commprof.recordings.profiler_events import read_events
+from commprof.recordings.profiler_rank import rank_in_name
 from commprof.recordings.profiler_scan import TraceScanner
 
 Event = dict[str, Any]
@@ -109,6 +110,20 @@ def test_the_host_in_a_folder_of_ascend_is_no_rank(tmp_path: Path, is_told: bool
     recording = read_recording(tmp_path)
     assert recording is not None
     assert sorted(recording.traces) == ([5, 6] if is_told else [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("host_12_123456789_ascend_pt/worker0.json", None),
+        ("host_12_123456789_ascend_pt/rank7.json", 7),
+        ("host_12_123456789_ascend_pt/trace.3.json", 3),
+        ("traces/worker0.json", 0),
+        ("traces/trace.json", None),
+    ],
+)
+def test_the_rank_in_a_file_s_name_is_read(name: str, rank: int | None) -> None:
+    assert rank_in_name(name) == rank
 
 
 @pytest.mark.parametrize("count", [-5, 0, 2**70])

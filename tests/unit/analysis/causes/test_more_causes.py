@@ -314,6 +314,18 @@ def test_ranks_with_more_threads_than_cores_that_lack_cores_are_named() -> None:
     assert cause.share == pytest.approx(4 / 39, abs=5e-3)
 
 
+def test_the_threads_of_a_host_are_compared_with_its_cores() -> None:
+    def body(script: Script, step: int) -> None:
+        host = {"hostname": f"host {script.rank.rank // 2}"}
+        script.rank.metadata["machine"] = {**script.rank.metadata["machine"], **host}
+        crowded(4.0, script, step)
+
+    about = {"threads_per_rank": 8, "machine": MACHINE}
+    cause = causes_of(body, about=about, ranks=4)["too-many-threads"]
+    assert "2 ranks of a host run 8 threads each on 4 usable cores" in cause.sentence
+    assert cause.fix == "torch.set_num_threads(2)"
+
+
 def test_threads_that_the_script_set_itself_are_known_from_the_trace() -> None:
     about = {"threads_per_rank": 1, "machine": MACHINE}
     found = causes_of(partial(crowded, 4.0), about=about, threads=8)
