@@ -25,8 +25,8 @@ def own_address(store: Any) -> str:
 
     - the interface in GLOO_SOCKET_IFNAME, if this variable is set
     - else the interface that leads to the host of the job's store (MASTER_ADDR)
-    - the interface of the default route, if the store's host resolves its own name to a loopback
-      address such as 127.0.1.1
+    - the interface of the default route, if the store's host is not known, or resolves its own name
+      to a loopback address such as 127.0.1.1
 
     Raises:
         OSError: this host has no such address.

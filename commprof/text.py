@@ -170,7 +170,7 @@ def in_ms(value: float) -> str:
 
 
 def in_bytes(value: float) -> str:
-    """Formats bytes for a sentence: whole bytes below 1 kB, else kB or MB with three digits."""
+    """Formats bytes for a sentence: whole bytes below 1 kB, else kB or MB as ``plain_digits``."""
     if value < 1e3:
         return counted(round(value), "byte")
     return f"{value / 1e3:.3g} kB" if value < 999.5e3 else f"{plain_digits(value / 1e6)} MB"

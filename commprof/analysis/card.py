@@ -74,8 +74,8 @@ class CardLink:
     step_bytes: float
     #: Rate of one host's outgoing link while a collective was in flight.
     in_flight_gbit_per_s: float
-    #: Interfaces of every host that carried nearly nothing, and are rated at least as fast as the
-    #: interface in use.
+    #: Interfaces of every host that carried nearly nothing, and are not known to be rated slower
+    #: than the interface in use.
     idle: tuple[str, ...]
 
 
@@ -251,8 +251,8 @@ def _setup(context: Mapping[str, Any]) -> str:
 def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
     """True if the user should look at incidents before following other advice.
 
-    Advice about a known mistake (``is_cause``) comes before incidents in which only the speed
-    changed.
+    Advice about a cause from the catalogue (``is_cause``) comes before changes of speed, and before
+    events that the watchdog reported.
     """
     if of_size.hangs or of_size.mismatches:
         return True

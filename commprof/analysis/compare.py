@@ -72,7 +72,8 @@ class Change:
     b_ms: float
     #: B divided by A; NaN if it cannot be computed. The bounds are NaN if there is no p-value.
     ratio: Interval
-    #: Corrected for the number of comparisons; NaN if a run lacks the figure or has too few steps.
+    #: Corrected for the number of comparisons, except in ``WorldComparison.with_cores``. NaN if a
+    #: run lacks the figure or has too few steps, or if a lack of cores may explain the change.
     p_value: float
 
     @property

@@ -58,7 +58,7 @@ class Cost:
     rows: tuple[CostRow, ...]
     #: World size with the least cost per sample; None if no costs are known.
     cheapest: int | None
-    #: World size with the most samples per second.
+    #: World size with the most samples per second, of those with a known cost.
     fastest: int | None
     #: World sizes whose cost does not differ measurably from the least cost.
     as_cheap: tuple[int, ...]

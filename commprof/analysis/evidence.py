@@ -76,9 +76,10 @@ def _ran_on_device(trace: Trace) -> bool:
 class RecordedKinds(FieldGroup):
     """Tells which kinds of data were recorded."""
 
-    #: False if only calls on the host were recorded, without the times of transfers.
+    #: False if, of some call, only its time on the host was recorded, without the transfer's times.
     times: bool
-    #: True if kernels or copies of a device were recorded on all ranks.
+    #: True if another profiler recorded kernels or copies of a device on all ranks. Always False
+    #: for commprof's own traces.
     device: bool
     #: False if only the collectives of the training thread were recorded.
     training_thread: bool

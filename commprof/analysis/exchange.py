@@ -21,7 +21,7 @@ from commprof.trace.operations import family
 _SMALL_BYTES: Final = 2**17
 #: A call of fewer bytes than this takes as long as a call of one byte.
 _LATENCY_BYTES: Final = 2**12
-#: Small buckets of gradients matter only if a step has at least this number of buckets.
+#: Small buckets of gradients matter only if a step has at least this number of small calls.
 _MANY: Final = 16
 #: Small calls matter only if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
@@ -42,9 +42,10 @@ class SmallCalls:
     mean_bytes: float
     #: Fraction of the exposed time that is in these calls.
     exposed_share: float
-    #: True if most of these calls exchange DDP's buckets of gradients.
+    #: True if buckets of DDP's gradients are among these calls. False if the other small calls hold
+    #: much of the exposed time alone.
     of_buckets: bool = True
-    #: Operation with the most exposed time.
+    #: Operation of the kind of call (operation, size, group) with the most exposed time.
     op: str = "all_reduce"
     #: Line of code that issued most calls of ``op``; empty if stacks were not recorded.
     caller: str = ""
@@ -52,7 +53,7 @@ class SmallCalls:
     caller_share: float = 1.0
     #: True if ``op`` reduces tensors in backward passes of a job without a DDP model.
     of_script_gradients: bool = False
-    #: Number of calls per step by operation; the operation with the most exposed time comes first.
+    #: Number of calls per step by operation; ``op`` comes first.
     ops: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -96,7 +97,8 @@ class SmallCalls:
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     """Returns the small calls if they hold much of the exposed time; else None.
 
-    A few small gradient buckets are usual, so small buckets count only if they are many.
+    None also if ranks wait longer for the last rank than they transfer data. A few small gradient
+    buckets are usual, so small buckets count only if they are many.
     """
     known = [row for row in world.communication.collectives if row.kind.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
@@ -148,8 +150,8 @@ _GRADIENTS: Final = ("all_reduce", "reduce_scatter", "reduce")
 def compressible_share(world: WorldResult) -> float:
     """Returns the fraction of exposed time that compression or other bucket sizes could shorten.
 
-    Only calls of ``_LATENCY_BYTES`` or more in backward passes count. NaN if no call has exposed
-    time.
+    Only reductions of ``_LATENCY_BYTES`` or more in backward passes count. NaN if no call has
+    exposed time.
     """
     exposed = sum(row.times.exposed_ms for row in world.communication.collectives)
     large = (
@@ -166,8 +168,9 @@ def compressible_share(world: WorldResult) -> float:
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
     """Returns a ``bucket_cap_mb`` to try in place of the job's own; None if there is none.
 
-    A job with many small buckets needs a larger cap. For other jobs a smaller cap is returned, if
-    it is below the largest all-reduce. ``serial``: True if communication overlaps hardly any work.
+    A job with many small buckets needs a larger cap. For jobs without small calls a smaller cap is
+    returned, if it is below the largest all-reduce; None for jobs with other small calls.
+    ``serial``: True if communication overlaps hardly any work.
     """
     small = small_calls(world, step)
     if small is not None:
@@ -193,14 +196,15 @@ class Exchange:
 
     #: Small calls that hold much of the exposed time; None if there are none.
     small_calls: SmallCalls | None = None
-    #: Links between hosts; None if there are none, if links are unknown, or if transfers are short.
+    #: Links between hosts; None if there are none, if links are unknown, or if transfers are short
+    #: or take less time than waiting.
     link: HostLinks | None = None
     #: Fraction of the transfer that overlaps work; NaN unless work could hide far more transfer.
     overlapped: float = math.nan
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Interfaces that the hosts did not use."""
+        """Interfaces that the hosts hardly used, see ``HostLinks.idle``."""
         return () if self.link is None else self.link.idle
 
     @property

@@ -36,8 +36,8 @@ _OF_THE_LATE_RANK = (
     "rank-busier",
     "pipeline-bubble",
 )
-#: The advice is about a part of the step if this part takes at least this many times as long as
-#: communication.
+#: The advice is about a part of the step other than compute if this part takes at least this many
+#: times as long as communication.
 _FAR_LARGER = 2.0
 
 #: A trial (``commprof run --trial``) is advised if the exchange of gradients takes at least this
@@ -60,7 +60,7 @@ _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 class NextStep:
     """The first action to take on a run."""
 
-    #: One or two sentences; empty if there is no advice.
+    #: Sentences; empty if there is no advice.
     advice: str
     #: Command to type; empty if no command helps.
     command: str
@@ -151,7 +151,7 @@ def next_step(
         set_it = f"set {chooses}={exchange.idle[0]}" if chooses else "choose another interface"
         return NextStep(
             f"The hosts communicate over {listed(exchange.link.interfaces)}, while "
-            f"{listed(exchange.idle)} {'is' if one else 'are'} idle and rated at least as fast. "
+            f"{listed(exchange.idle)} {'is' if one else 'are'} idle and not rated slower. "
             f"If this is not on purpose, {set_it}.",
             "",
         )
@@ -415,7 +415,7 @@ def _directory(context: Mapping[str, Any]) -> str:
 
 
 def _takes_a_trial(context: Mapping[str, Any]) -> bool:
-    """True if the context is of a ``commprof run`` that used DDP's own all-reduce.
+    """True for a ``commprof run`` that used DDP's own all-reduce and set no ``bucket_cap_mb``.
 
     Only such a run can be repeated as a trial.
     """

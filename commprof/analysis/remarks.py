@@ -251,8 +251,8 @@ def _about_world(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
     if world.recording.gloo_threads_assumed:
         found.append(
             f"At {name} a trace does not record how many threads run a gloo group's collectives; "
-            "each call's queue and wait times are computed with torch's default of "
-            f"{DEFAULT_GLOO_THREADS}."
+            "the queue and wait times of its calls in this group are computed with torch's default "
+            f"of {DEFAULT_GLOO_THREADS} threads."
         )
     if world.recording.device_collectives:
         found.append(_about_devices(world, name))

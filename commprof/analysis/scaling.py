@@ -36,7 +36,7 @@ class RunResult:
     context: Mapping[str, Any]
     worlds: tuple[WorldResult, ...]
     scaling: tuple[Scaling, ...]
-    #: commprof's own cost over all world sizes; None if the run did not measure it.
+    #: commprof's own cost over all world sizes; None if too few steps measured it.
     overhead: Overhead | None
     #: Requested world sizes that failed or have no figures, with the reason.
     failures: tuple[tuple[int, str], ...]

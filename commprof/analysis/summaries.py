@@ -198,7 +198,8 @@ def slower_ranks_of(
 ) -> SlowerRanks | None:
     """Finds ranks that work longer than all others, see :mod:`commprof.analysis.late.slower_ranks`.
 
-    Returns None if the work or the waiting of a rank is not known.
+    Returns None if there are none, if the work or the waiting of a rank is not known, or if the job
+    sends point-to-point messages.
 
     Args:
         world_size: number of ranks of the job.
@@ -502,7 +503,7 @@ def _row(
 
 
 def _algbw_gb_per_s(op: str, parts: Sequence[OperationSummary]) -> float:
-    """Returns the algorithm bandwidth; NaN for gather, scatter and "other".
+    """Returns the algorithm bandwidth; NaN for gather, scatter and "other", and if unknown.
 
     The size of a call is the larger of its input and output.
     """

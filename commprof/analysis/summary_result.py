@@ -83,8 +83,8 @@ class OperationRow:
     until_last: Quantiles
     #: Time from the last rank's issue to completion. With gloo, the time in gloo's queue counts.
     transfer: Quantiles
-    #: Mean size divided by mean ``transfer``, as in nccl-tests. NaN without ``transfer``, and for
-    #: gather and scatter, whose size a summary does not keep.
+    #: Mean size divided by mean ``transfer``, as in nccl-tests. NaN without ``transfer``, for
+    #: "other", and for gather and scatter, whose size a summary does not keep.
     algbw_gb_per_s: float
     #: Algorithm bandwidth times bus factor, as in nccl-tests; NaN without algorithm bandwidth.
     busbw_gb_per_s: float

@@ -1,10 +1,10 @@
 """Verdict on a run: sentences that name the largest part of the step.
 
-The parts of the mean step are compute, data, optimizer, other, and communication that the training
-thread waits for. The largest part bounds the step if it is the largest in at least 95 % of
-bootstrap samples of the steps. Otherwise the verdict names the two largest parts. A late rank is
-named first if the other ranks wait long for it. The verdict ends with a next step, such as a
-command that tries a change.
+The parts of the mean step are compute, data, optimizer, communication that the training thread
+waits for, and other; if a device's kernels were recorded, copies and idle take the place of other.
+The largest part bounds the step if it is the largest in at least 95 % of bootstrap samples of the
+steps. Otherwise the verdict names the two largest parts. A late rank is named first if the other
+ranks wait long for it. The verdict ends with a next step, such as a command that tries a change.
 """
 
 from __future__ import annotations

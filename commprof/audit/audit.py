@@ -78,7 +78,11 @@ RULES: tuple[Rule, ...] = (
         throughput_rules.changing_work,
     ),
     Rule("parts", "the parts do not add up to the step", throughput_rules.parts_of_step),
-    Rule("cost", "cost is not ranks times hours times price", scaling_rules.cost_total),
+    Rule(
+        "cost",
+        "cost is not ranks, or machines, times hours times price",
+        scaling_rules.cost_total,
+    ),
     Rule("cost-per-unit", "cost per unit is not cost / units", scaling_rules.cost_per_unit),
     Rule(
         "cost-efficiency",
@@ -98,7 +102,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "overhead-and-efficiency",
         "the efficiency lost is larger than the communication overhead that the report claims, "
-        "and no other cause is stated",
+        "so the overhead alone does not explain it",
         scaling_rules.overhead_against_efficiency,
     ),
     Rule(

@@ -107,7 +107,8 @@ def parse_figure(
         text: the cell.
         where: place of the cell, for messages.
         unit: unit of a cell that states no unit: a unit of time, or "%".
-        count: True for a count, which is exact unless a mark such as ``~`` precedes it.
+        count: True for a count, which is exact unless a mark such as ``~`` precedes it, or K or M
+            follows it.
     """
     cell = _JUNK.sub("", text).strip().replace("\u202f", " ").replace("\u00a0", " ")
     cell = _SPACED.sub(lambda number: "".join(number[0].split()), cell)

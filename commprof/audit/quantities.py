@@ -25,7 +25,8 @@ class Quantity:
     name: str
     #: Unit of cells that state no unit: a unit of time, "%", or empty.
     unit: str = ""
-    #: Number of samples that the column's time or cost is for; 0 if not stated.
+    #: Number of samples that the column's time or cost is for; 0 if not stated. A cost per unit
+    #: without samples or epochs is for 1 sample.
     per_samples: float = 0.0
     #: Number of epochs that the column's time or cost is for; 0 if not stated.
     per_epochs: float = 0.0

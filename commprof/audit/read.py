@@ -157,8 +157,8 @@ def read_document(text: str) -> Document:
     ):
         raise ValueError(
             "there are no figures by world size: a table needs a column such as ranks, GPUs or "
-            "nodes and a column such as throughput, speedup, efficiency or cost; JSON needs "
-            "num_processes or world_size"
+            "nodes and a column such as throughput, speedup, efficiency or cost; JSON needs a "
+            "key such as num_processes, world_size or gpus"
         )
     return document
 

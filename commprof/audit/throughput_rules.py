@@ -203,7 +203,8 @@ def epochs_of_total(document: Document) -> Iterator[AuditCheck]:
 def changing_work(document: Document) -> Iterator[AuditCheck]:
     """Checks that the batch per rank or the global batch is the same in all rows of a series.
 
-    Only series that state a speed-up or an efficiency are checked.
+    Only series that state a speed-up or an efficiency are checked, unless their first row states
+    the global batch.
     """
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, _batch_of(row))]

@@ -76,7 +76,7 @@ class Attachment:
 
     @property
     def bucket_hook(self) -> Any:
-        """commprof's hook in the model's reducer; registered at the first access.
+        """commprof's hook in the model's reducer; registered at the first access, if not before.
 
         All ranks must make the first access between the same two steps.
         """
@@ -308,8 +308,9 @@ def attach(
     failed = held is not None and held.attachment.is_vacant
     if ddp._comm_hooks or (held is not None and not failed):
         raise CommprofError(
-            "this model already has a communication hook, and DDP allows only one; call "
-            "attach(ddp, hook=...) instead of registering the hook, or leave attach() out"
+            "this model already has a communication hook, or attach() was called for it, and DDP "
+            "allows only one hook; call attach(ddp, hook=...) once, instead of registering the "
+            "hook, or leave attach() out"
         )
     RankSettings.from_environment()
     check_kernels()

@@ -91,7 +91,7 @@ class AutoPhases:
         self.sharded.poll()
 
     def remove(self) -> None:
-        """Restores all replaced functions."""
+        """Restores the replaced functions; after torch.compile, some stay and call the original."""
         self._installed = False
         self._patches.remove()
 
@@ -195,7 +195,7 @@ def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
     return around
 
 
-#: Samples are not counted in batches with more tensors and containers than this.
+#: Samples are not counted in batches with this many parts or more. A container is also a part.
 _MOST_ITEMS = 256
 
 

@@ -148,7 +148,7 @@ def _length(iterator: Any) -> int:
 def holds_samples(batch: Any) -> bool:
     """False if the batch has only integers, in at most one dimension: these may be indices.
 
-    Only the first ``_MOST_PARTS`` parts are checked.
+    Only the first ``_MOST_PARTS`` parts are checked, and longer containers are left out.
     """
     items = [batch]
     for _ in range(_MOST_PARTS):

@@ -16,7 +16,7 @@ from commprof.capture.recorder import Recorder
 
 
 class GarbageCollections:
-    """Records garbage collections between :meth:`install` and :meth:`remove`.
+    """Records garbage collections of 1 ms or more between :meth:`install` and :meth:`remove`.
 
     Does nothing without the native module.
     """

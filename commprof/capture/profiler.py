@@ -52,7 +52,8 @@ from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
-#: Capture looks for newly imported modules after each step, but only for this many steps.
+#: After each of the first steps, up to this number, capture looks for newly imported modules of
+#: ``TorchWork``. It looks for FSDP after every step.
 _IMPORTING_STEPS = 8
 
 
@@ -476,8 +477,9 @@ def profile(
     Ranks that do not share a clock compare their clocks over UDP. ``COMMPROF_CLOCK=off`` in the
     environment turns this off.
 
-    Under a command that records the whole script, such as ``commprof run``, this function returns
-    the command's capture and ignores all arguments.
+    Under a command that records the whole script, such as ``commprof run``, this function ignores
+    all arguments and returns the command's capture, if that has begun (``init_process_group``
+    begins it).
 
     Call it after ``init_process_group``, or with the launcher's ``RANK`` in the environment::
 

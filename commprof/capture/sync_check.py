@@ -1,8 +1,8 @@
 """Checks at a fixed interval of steps that all ranks have bit-identical models.
 
 Each rank writes a hash of its parameters into the default group's store. Rank 0 compares the hashes
-at the next check. Parameters that DDP ignores are left out. No collective is issued, and no rank
-waits for another rank.
+at the next check. Parameters that DDP ignores are left out. No collective is issued. No rank waits
+for another rank, except rank 0 for the last hashes, when capture ends.
 """
 
 from __future__ import annotations

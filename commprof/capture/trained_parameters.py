@@ -279,7 +279,10 @@ def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
 
 
 def alone(found: Exchanged) -> bool:
-    """True if a rank trains, but its trace shows no exchange of gradients."""
+    """True if a rank trains, but its trace shows no exchange of gradients.
+
+    False if another library, which may exchange them, is loaded.
+    """
     libraries = found.trained is not None and found.trained.other_libraries
     return found.trains and not libraries and not any(one.of_gradients for one in found.groups)
 

@@ -33,7 +33,8 @@ def judge(values: Sequence[tuple[str, int]]) -> Outcome:
     figure = f"limit {limit} on {host}"
     if limit < needed:
         advice = (
-            f"{len(values)} ranks need {needed} files: run ulimit -n {max(needed, _COMFORTABLE)}"
+            f"with {len(values)} ranks, each needs {needed} files: run ulimit -n "
+            f"{max(needed, _COMFORTABLE)}"
         )
         return Outcome(NAME, FAIL, figure, advice)
     if limit < _COMFORTABLE:

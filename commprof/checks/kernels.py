@@ -20,7 +20,7 @@ def measure(ranks: Ranks) -> tuple[str, str]:
 
 
 def judge(values: Sequence[tuple[str, str]]) -> Outcome:
-    """Warns if hosts use different instructions, because their speeds then differ."""
+    """Warns if hosts use different instructions or lack the module: their speeds then differ."""
     levels = {host: level for host, level in sorted(per_host(values).items()) if level}
     if not levels:
         return Outcome(NAME, SKIP, "no C++ module: the compressors' kernels are not available")

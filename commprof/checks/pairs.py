@@ -21,7 +21,8 @@ _ALL_PAIRS = 16
 _PINGS = 30
 _BLOCKS = 4
 _BLOCK_BYTES = 4_000_000
-#: A latency or bandwidth is bad if it is this many times worse than the median.
+#: A latency or bandwidth is bad if it is this many times worse than the median, and meets the other
+#: conditions of ``far_off``. Of fewer than five links, none is bad.
 _WORSE = 3.0
 #: A bad latency also exceeds the median by this many microseconds.
 _WORSE_US = 50.0
@@ -71,7 +72,7 @@ def measure(ranks: Ranks) -> list[Link]:
 
 
 def judge(values: Sequence[Sequence[Link]]) -> Outcome:
-    """Warns of links that are far worse than the median."""
+    """Warns of links that are far worse than the median, if there are at least five links."""
     links = [link for found in values for link in found]
     if not links:
         return Outcome(NAME, SKIP, "there is only one rank, so no link to measure")

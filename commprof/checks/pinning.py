@@ -1,4 +1,7 @@
-"""Checks that a host has a core per thread, and that any two ranks share all cores or none."""
+"""Checks that a host has a core per thread, and that any two ranks share all cores or none.
+
+Each hyper-thread counts as a core.
+"""
 
 from __future__ import annotations
 

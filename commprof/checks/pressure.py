@@ -54,7 +54,7 @@ def read_load(proc: Path) -> Load:
 
 
 def judge(values: Sequence[tuple[str, Load]]) -> Outcome:
-    """Warns of hosts that other processes keep busy; fails if memory is nearly exhausted."""
+    """Warns of hosts with busy cores or little memory; fails if memory is nearly exhausted."""
     figures, advice, status = [], [], PASS
     for host, load in sorted(per_host(values).items()):
         figures.append(

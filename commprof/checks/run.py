@@ -65,8 +65,8 @@ CHECKS: tuple[Check, ...] = (
 def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
     """Runs checks in a job that torchrun has set up; every rank returns the same outcomes.
 
-    A rank that dies or does not answer breaks the process group. The current check then fails, and
-    the checks after it are not run.
+    A rank that dies or does not answer breaks the process group. The current check then fails, with
+    each rank's own error, and the checks after it are not run.
 
     Raises:
         UsageError: COMMPROF_CHECK_TIMEOUT_S is not a number of seconds.

@@ -42,7 +42,7 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
             type=int,
             metavar="N",
             help="number of ranks to start on this machine (default: number of usable cores); not "
-            "allowed under torchrun",
+            "allowed if a launcher such as torchrun started this process as a rank",
         )
 
     def run(self, args: argparse.Namespace) -> int:

@@ -163,7 +163,7 @@ def _must_be_able_to_fail(result: RunComparison) -> None:
     if not any(not world.too_short for world in result.worlds):
         reason = (
             "--fail-above cannot judge these runs: no world size has enough measured steps in both "
-            "(each run needs about 15, and more if neighbouring steps are correlated); "
+            "(about 15 in each run are usually enough, more if neighbouring steps are correlated); "
             "record more steps, at the same world sizes"
         )
         raise UsageError(". ".join([reason, *comparison_table.only_summarised(result)]))

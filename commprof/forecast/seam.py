@@ -40,7 +40,7 @@ def expected_times(path: Path) -> Callable[[str, int, int, bool], float]:
 
     Returns:
         A function with the arguments operation, bytes, ranks, and True if all ranks are on one
-        host. The function returns seconds, or NaN if the operation has no curve.
+        host. The function returns seconds, or NaN if the operation has no curve on such a link.
 
     Raises:
         CommprofError: the file is not a machine profile.

@@ -85,7 +85,7 @@ class ClusterJob:
     interface: str | None = None
     """Network interface to which gloo binds; None: gloo's choice."""
     port: int = 29500
-    """Port of the rendezvous, on the first node."""
+    """Slurm: port of the rendezvous, on the first node."""
     time_limit: str | None = None
     """Slurm: time limit, in a format of sbatch."""
     partition: str | None = None

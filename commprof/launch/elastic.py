@@ -206,7 +206,7 @@ def _no_rank_left() -> Iterator[None]:
 
 
 def _ignore_signals() -> None:
-    """Ignores signals except SIGQUIT, so that no further signal interrupts the cleanup.
+    """Ignores SIGTERM, SIGINT and SIGHUP, so that these do not interrupt the cleanup.
 
     `_signal_handlers` restores the handlers later.
     """
@@ -356,7 +356,7 @@ def _log_file(log_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _signal_handlers() -> Iterator[None]:
-    """Passes signals on to the ranks, and restores the handlers that torch's launcher replaces.
+    """Passes SIGUSR1 and SIGUSR2 on, and restores the handlers that torch's launcher replaces.
 
     Without a handler, SIGUSR1 and SIGUSR2 would kill the launcher, but not its ranks.
     """

@@ -158,8 +158,8 @@ def _equal(sets: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 AUTO = "auto"
-"""Value of ``--threads-per-rank``: as many threads as a rank has cores at the largest world
-size."""
+"""Value of ``--threads-per-rank``: as many threads as a rank has cores at the largest world size,
+unless OMP_NUM_THREADS is set."""
 
 _OPTION = "--threads-per-rank"
 
@@ -176,7 +176,9 @@ class Threads:
 def choose_threads(
     asked: str | None, omp_num_threads: str | None, topology: Topology, largest: Pinning, ranks: int
 ) -> Threads:
-    """Chooses a rank's number of threads: from the option, else from OMP_NUM_THREADS, else 1.
+    """Chooses a rank's number of threads.
+
+    It is the option's number, else that of OMP_NUM_THREADS, else the cores for "auto", else 1.
 
     Args:
         asked: a whole number, "auto", or None.

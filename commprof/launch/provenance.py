@@ -171,7 +171,7 @@ def _lines(numstat: str) -> int:
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    """Returns a git command's output; runs no program that the repository configures."""
+    """Returns a git command's output; runs no fsmonitor that the repository configures."""
     done = subprocess.run(
         ["git", "-C", str(directory), "-c", "core.fsmonitor=false", *arguments],
         env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},

@@ -72,7 +72,7 @@ class LaunchedRank:
 def given_rank(
     variables: Mapping[str, str], nodes: int | None = None, endpoint: str | None = None
 ) -> LaunchedRank | None:
-    """Returns the rank that a launcher gave this process; None if no launcher did.
+    """Returns the rank that a launcher gave this process; None without a launcher or other ranks.
 
     Also None if a task of srun or mpirun starts the ranks of its machine itself: with ``--nnodes``,
     or if srun started one task per node.
@@ -99,7 +99,7 @@ def given_rank(
 
 
 def adopt_rank(nproc_given: bool = False) -> None:
-    """Sets torchrun's variables if srun or mpirun started this process as a rank.
+    """Sets torchrun's variables if srun or mpirun started this process as one of several ranks.
 
     Does nothing if RANK or WORLD_SIZE is set already.
 

@@ -59,7 +59,7 @@ def run_rank(job_path: str, cpu_sets: str = "") -> None:
 
 
 def guarded(work: Callable[[], None]) -> None:
-    """Runs a rank's work; prints an exception on stderr and raises it again.
+    """Runs a rank's work; prints an exception on stderr and raises it again. Ctrl-C prints nothing.
 
     If another rank's end seems to have caused the exception, pauses before raising the exception.
     So the launcher notices the other rank first.

@@ -16,7 +16,7 @@ from commprof.monitor.settings import add_arguments, settings_of
 
 
 def main() -> int:
-    """Watches the job until the process ``--of-process`` ends, or a signal arrives.
+    """Watches until the process ``--of-process`` and this host's ranks end, or a signal arrives.
 
     Returns the exit code.
     """

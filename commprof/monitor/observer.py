@@ -210,6 +210,8 @@ class Observer:
     def publish(self, next_s: float) -> None:
         """Writes the sum of the summaries of this host's ranks, for other hosts to read.
 
+        Writes nothing if a rank of this host has no summary, or if all ranks are on this host.
+
         Args:
             next_s: the next call follows within this many seconds.
 

@@ -59,7 +59,7 @@ class FollowedRank:
     receives_any: set[str] = field(default_factory=set)
     recent: deque[OwnCall] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
     groups: dict[str, Group] = field(default_factory=dict)
-    #: True if the rank has closed its trace.
+    #: True if the rank has closed its trace, or commprof salvaged it.
     closed: bool = False
     _finalizing: bool = False
     _last_phase: str = ""

@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=_INTERVAL_S,
         metavar="S",
-        help=f"seconds between two readings of the job (default: {_INTERVAL_S:g})",
+        help=f"shortest time in seconds between two readings of the job (default: {_INTERVAL_S:g})",
     )
 
 

@@ -2,8 +2,9 @@
 
 Totals count from the first step that the monitor analyses. In always-on mode they count from the
 start of the mode. Totals start again at 0 when a rank restarts. Recent figures cover the last
-``RECENT_STEPS`` steps that all ranks completed; in always-on mode, the last minute, or the last
-steps if no step ended in that minute. Unknown figures are NaN, None or absent.
+``RECENT_STEPS`` steps that all ranks completed (of operations: the last 2048 calls); in always-on
+mode, the last minute, or the last steps if no step ended in that minute. Unknown figures are NaN,
+None or absent.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ class Late:
     """The late rank, for which the other ranks wait."""
 
     rank: int
-    #: Mean time that a waiting rank waited for the late rank in a recent step.
+    #: Mean time that a waiting rank waited for the late rank in a recent step (in always-on mode:
+    #: in any step).
     wait_s: float
     #: Phase in which the rank falls behind; empty if not known.
     phase: str

@@ -28,9 +28,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _ENDS_TOGETHER = codes_of(*SYNCHRONISING)
-#: Smallest number of collectives in a window of time.
+#: Smallest number of collectives in a window of time, unless there is only one window.
 _IN_WINDOW: Final = 16
-#: Smallest average length of the windows.
+#: Smallest average length of the windows, unless there is only one window.
 _WINDOW_NS: Final = 1_000_000_000
 _MOST_WINDOWS: Final = 64
 #: A possible reason why the ends of collectives on devices differ, with a remedy.
@@ -73,14 +73,16 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     ends = _ends(traces)
     if len(ends.end_ns) == 0:
         return list(traces), (
-            "no collective has a recorded end on every one of its ranks, so the ranks' clocks "
-            "cannot be compared and neither waiting nor transfer is known"
+            "no collective that awaits all ranks (such as an all-reduce) has a recorded end on "
+            "every one of its ranks, so the ranks' clocks cannot be compared and neither waiting "
+            "nor transfer is known"
         )
     reached = _tree(ends.end_ns > 0)
     if reached is None:
         return list(traces), (
-            "some ranks have no collective in common with the others, so the ranks' clocks cannot "
-            "be compared and neither waiting nor transfer is known"
+            "some ranks have no collective that awaits all ranks (such as an all-reduce) in common "
+            "with the others, so the ranks' clocks cannot be compared and neither waiting nor "
+            "transfer is known"
         )
     whole = _offset(ends.end_ns, reached)
     end_ns = np.where(ends.end_ns > 0, ends.end_ns + whole.offset_ns, 0)
@@ -93,7 +95,8 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     most = ns_to_us(float(np.abs(offset).max()))
     remark = (
         f"the ends of {counted(len(disagreement), 'collective')} agree across ranks within "
-        f"{in_micros(typical)} after correcting the clocks by up to {in_micros(most)}"
+        f"{in_micros(typical)} (95 % of them) after correcting the clocks by up to "
+        f"{in_micros(most)}"
     )
     if stepped := _stepped(_rates(end_ns, reached), [trace.rank for trace in traces]):
         return list(traces), f"{remark}: {stepped}"

@@ -34,7 +34,7 @@ _ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, 
 
 
 class Unpacked(io.RawIOBase):
-    """A stream of unpacked bytes, limited to a multiple of the packed size."""
+    """A stream of unpacked bytes, limited to 64 MiB or, if larger, 300 times the packed size."""
 
     def __init__(self, stream: gzip.GzipFile | IO[bytes], packed_bytes: int) -> None:
         """Begins at the stream's current position."""
@@ -110,7 +110,8 @@ Take = Callable[[str, BinaryIO], None]
 def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
     """Calls ``take`` with each file at ``path`` whose first bytes ``wanted`` accepts.
 
-    Sub-folders of a folder are searched only if the folder itself has no such file.
+    Sub-folders of a folder are searched only if the folder itself has neither such a file nor a
+    file that cannot be read. commprof's own traces in the folder itself are left out.
 
     Returns:
         Sentences about files that could not be read.

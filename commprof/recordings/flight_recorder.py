@@ -75,7 +75,8 @@ class Entry(NamedTuple):
     group: str
     #: "nccl", "gloo", ...
     backend: str
-    #: c10d's public name; "send" or "recv" for a point-to-point message.
+    #: c10d's public name; "send", "recv" or "recv_any_source" for a point-to-point message;
+    #: "collective" for an operation known only from ``pg_status``.
     op: str
     is_message: bool
     #: Sequence number in the group. Collectives count from 0. Each rank numbers its messages
@@ -134,10 +135,11 @@ class Dump:
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
     """Reads the dumps of a folder or archive, in order of rank.
 
-    Also returns sentences about files that cannot be read.
+    Also returns sentences about files that cannot be read or are left out.
 
     Raises:
-        TraceError: no dump can be read.
+        TraceError: no dump can be read, several folders hold dumps of one rank, or the process
+            groups cannot be identified.
     """
     with without_collections():
         return _read(path)

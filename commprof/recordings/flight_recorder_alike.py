@@ -1,6 +1,7 @@
 """Gives alike entries of dumps the same id, so that each kind of entry is read once.
 
-Entries are alike if they differ only in numbers and times. Most entries of a job are alike.
+Entries are alike if they differ only in ``INTEGERS``, in other times and in ``_IGNORED``. Most
+entries of a job are alike.
 """
 
 from __future__ import annotations

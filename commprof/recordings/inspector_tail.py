@@ -78,12 +78,12 @@ class InspectorTail:
         return all(log.is_read for log in self.logs.values())
 
     def look(self) -> None:
-        """Reads what was written since the last look, at most ``_BYTES_PER_LOOK`` bytes."""
+        """Reads what was written since the last look, about ``_BYTES_PER_LOOK`` bytes at most."""
         left = _BYTES_PER_LOOK
         self._find()
         waiting = [log for log in self.logs.values() if not log.is_given_up]
         while waiting and left > 0:
-            # The log that is furthest behind comes first, so that all logs advance equally.
+            # The log with the fewest read bytes comes first, so that all logs advance equally.
             for log in sorted(waiting, key=lambda log: log.read_bytes):
                 try:
                     left -= self._read(log, min(left, _BYTES_PER_LOG))

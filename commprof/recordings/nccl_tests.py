@@ -39,8 +39,8 @@ def read_nccl_tests(path: Path) -> tuple[NcclTestsLog, ...]:
     """Reads a file of results; returns one log per operation and set of ranks.
 
     Raises:
-        UsageError: the file cannot be read, lacks the operation or the ranks, or contradicts
-            itself.
+        UsageError: the file cannot be read, lacks the operation, the ranks or any result, or
+            contradicts itself.
     """
     try:
         logs = _logs(path)

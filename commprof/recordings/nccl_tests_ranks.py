@@ -51,7 +51,10 @@ class RanksOfBandwidths:
         return bool(self._agreeing(np.array([ratio]))[0] >= _MOST_ROWS)
 
     def candidates(self) -> list[int]:
-        """Returns the numbers of ranks with which the most rows agree, in ascending order."""
+        """Returns the numbers of ranks with which the most rows agree, in ascending order.
+
+        Empty if no number agrees with ``_MOST_ROWS`` of the rows.
+        """
         numbers = np.arange(1, _MOST_RANKS + 1, dtype=np.float64)
         shares = self._share(numbers)
         best = shares.max()

@@ -74,7 +74,7 @@ class Table:
 
         Args:
             header: line of column names.
-            above: lines above ``header``. One of them names the placements of the results.
+            above: lines above ``header``. One of them may name the placements of the results.
             ranks: number of ranks. Before 2.13, the allowed error depends on it.
             label_words: number of words in the label that a launcher puts before each line.
 

@@ -118,7 +118,8 @@ def read_text(path: Path) -> tuple[NcclTestsLog, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the text lacks the operation, the ranks or a usable table.
+        ValueError: the text lacks the operation, the ranks or a usable table, or its results are
+            from different machines.
     """
     content = _content(_lines(path))
     sections = content.sections

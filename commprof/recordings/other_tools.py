@@ -1,7 +1,7 @@
 """Recognises files of other programs, so that commprof can say why it does not read them.
 
-Each program is recognised by text that it prints. None of these files holds all data that commprof
-needs: ranks, hosts, and times.
+A program is recognised by text that it prints, or by the name of its file or of a table in its
+database. Most of these files lack data that commprof needs, such as ranks, hosts or times.
 """
 
 from __future__ import annotations

@@ -53,9 +53,10 @@ class Call:
     #: Number of elements of the input.
     elements: int
     bytes_in: int
-    #: -1 if not known, because the size of the group is not known.
+    #: -1 if not known, for example because the size of the group is not known.
     bytes_out: int
-    #: Time of the launch on the host; for gloo, the begin of c10d's operator.
+    #: Time of the launch on the host; ``begin_ns`` if not recorded. For gloo, the begin of c10d's
+    #: operator, or of the backend's range if it is not certain which operator belongs to it.
     launch_ns: int
     launch_thread: int
     #: Times of the kernel; for gloo, ``begin_ns`` is ``launch_ns``.

@@ -2,8 +2,9 @@
 
 A collective may have several kernels, for example one for each phase of its algorithm. Two
 successive kernels of a process group belong to one collective if they have the same operation and
-the same c10d number (``Seq``). If the number was not recorded, the same range or operator of c10d
-must have launched both kernels. Each replay of a CUDA graph repeats the numbers of its collectives,
+the same c10d number (``Seq``); if ranges or operators of c10d around both launches are known, one
+must be common to both. If the number was not recorded, the same range or operator of c10d must have
+launched both kernels. Each replay of a CUDA graph repeats the numbers of its collectives,
 so kernels of different replays are not joined.
 """
 

@@ -1,7 +1,7 @@
 """Reads the events that commprof uses from one torch.profiler trace.
 
-Communication and ranges keep their names (``Event``). Other events are kept in columns, without
-their names.
+Communication, ranges, c10d's operators and copies between devices keep their names (``Event``).
+Other events are kept in columns, without their names.
 """
 
 from __future__ import annotations

@@ -491,7 +491,9 @@ def rank_in_name(name: str) -> int | None:
 
     The rank is the number after "rank", "worker", "trainer" or "gpu"; else a number of at most four
     digits before a dot in the file's name. If the folder is ``ASCEND_PROFILER_OUTPUT``, the name of
-    the folder above is read instead.
+    the folder above is read instead. If torch's handler for TensorBoard named the file, "gpu" and
+    numbers without a word do not count. If Ascend's handler named the folder, the only word that
+    counts is "rank".
     """
     file = Path(name)
     folder = file.parent.parent if file.parent.name == _OF_ASCEND else file.parent
@@ -507,7 +509,9 @@ def rank_in_name(name: str) -> int | None:
 
 
 def rank_beside(file: Path) -> int | None:
-    """Returns the rank in the name of ``profiler_info_RANK.json``; None if there is no such file.
+    """Returns the rank in the name of ``profiler_info_RANK.json``.
+
+    None if there is no such file, or if such files name different ranks.
 
     Ascend's profiler writes this file beside the trace's folder, ``ASCEND_PROFILER_OUTPUT``.
     """

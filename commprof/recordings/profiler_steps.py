@@ -217,8 +217,8 @@ def _period(calls: Sequence[tuple[str, str, int]]) -> int:
 def bucket_rows(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) -> tuple[Ints, Ints]:
     """Returns the rows of the calls that are DDP's gradient buckets, and the step of each row.
 
-    A bucket is an all-reduce that was launched during an operator of a backward pass. If the trace
-    has no forward pass of DDP, there are no buckets.
+    A bucket is an all-reduce that was launched in a step, during an operator of a backward pass. If
+    the trace has no forward pass of DDP, there are no buckets.
     """
     none = np.zeros(0, dtype=np.int64)
     if not events.ranges.any_named(_is_forward_of_ddp):
@@ -258,7 +258,8 @@ def _elements(kind: Call) -> int:
 def find_buckets(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) -> str:
     """Returns a sentence on the DDP buckets of a step.
 
-    The sentence is empty if there are no buckets, or if the buckets differ between steps.
+    The sentence is empty if there are no buckets, if their numbers of elements are not known, or if
+    the buckets differ between steps.
     """
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:

@@ -65,8 +65,9 @@ def one_a_rank(
     """Returns one recording per rank, and sentences on recordings that were left out or joined.
 
     If a rank has several recordings, they are called windows. Windows that begin with the same step
-    on all ranks are joined, if step numbers increase from each window to the next. Otherwise the
-    windows may come from several runs of the job, and only the last window of each rank is used.
+    on all ranks are joined, if the script marked the steps, and if step numbers increase from each
+    window to the next. Otherwise the windows may come from several runs of the job, and only the
+    last window of each rank is used. A window whose time lies within another window is left out.
 
     Args:
         recordings: recordings by rank, sorted by start time.

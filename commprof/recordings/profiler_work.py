@@ -36,7 +36,8 @@ from commprof.trace.stretches import Stretches, outside, stretches, union
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: These ranges count as work from begin to end, with the Python code between their operators.
+#: These ranges count as work from begin to end, with the Python code between their operators, if
+#: the thread neither issues a collective nor waits inside.
 _WORKING_RANGE: Final = re.compile(r"\.forward|Optimizer\.step")
 #: Kinds of intervals: an operator that works, the issue of a collective, an operator that waits,
 #: and an operator that only calls others.

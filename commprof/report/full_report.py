@@ -20,7 +20,7 @@ class FullReport:
     """Contents of a report on one run."""
 
     result: RunResult
-    #: One entry for each of ``result.worlds``.
+    #: One entry for each of ``result.worlds``; empty for text on a terminal.
     details: tuple[WorldDetail, ...]
     #: None if the run has no figures.
     verdict: Verdict | None
@@ -28,7 +28,7 @@ class FullReport:
     cost: Cost | None
     #: None if no predictions were given.
     predictions: Predictions | None = None
-    #: None if the run has no figures.
+    #: None if the run has no figures or holds a trial, and for text on a terminal.
     card: Card | None = None
 
     @property

@@ -27,18 +27,18 @@ SCHEMA_VERSION = 1
 _OPERATIONS = """\
 time: mean time of a rank in a call, as measured by Inspector; wait: the part of this time before
 the last rank arrived; transfer: median time of the rank that arrived last; busbw: bus bandwidth of
-the transfer; with wait: bus bandwidth of the whole time, as stated by Inspector. size: as counted
+the transfer; with wait: bus bandwidth of the whole time, as Inspector computes it. size: as counted
 by nccl-tests. -: not known."""
 _COMMUNICATORS = """\
 last: the process for which the communicator's other processes waited most; part: fraction of the
 other processes' waiting that was for this process. The process may be late only because it waited
 in another communicator. The column "caused" of the table above shows with which process the waiting
-began. time, wait: means over the recorded ranks."""
+began. time, wait: means over the recorded ranks, in operations whose waiting is known."""
 _PROCESSES = """\
 caused: time that all others waited because of the process, traced across communicators; waited:
-time that the process waited itself, and its fraction of the process's time in collectives and
-messages; unsplit: time in operations whose waiting is not known. rank, if shown: in the
-communicator of all processes."""
+time that the process waited itself, and its fraction of time; time: in operations whose waiting is
+known; unsplit: in operations whose waiting is not known. rank, if shown: in the communicator of all
+processes."""
 _PROCESS_HEADERS = (
     *("process", "rank", "caused\ns", "waited\ns", "waited\n%", "time\ns"),
     "unsplit\ns",
@@ -216,7 +216,7 @@ def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[st
         bound = "at least " * result.is_lower_bound
         lines.append(
             f"Waiting in {name}: {bound}{result.mean.waiting:.0%} of "
-            f"{_seconds(result.mean.time_s)} in collectives and messages per process; {said}."
+            f"{_seconds(result.mean.time_s)} per process in operations with known waiting; {said}."
         )
     return lines
 

@@ -41,7 +41,8 @@ def tabulated(
             break continues the previous header.
         left: indices of the columns that hold text.
         width: number of characters at which a table is split into several tables, one below the
-            other. Every table repeats the first column. None splits no table.
+            other. Every table repeats the first column, and columns in ``left`` if there is room.
+            None splits no table.
     """
     return "\n\n".join(
         _drawn(
@@ -134,7 +135,7 @@ def not_shown(rows: int, noun: str, of: str = "") -> list[str]:
 
 
 def three_digits(value: float) -> str:
-    """Formats a number with three significant digits; "<0.001" for tiny numbers, "-" for NaN."""
+    """Formats a number as ``plain_digits`` does; "<0.001" for tiny numbers, "-" for NaN."""
     if math.isnan(value):
         return "-"
     return plain_digits(value) if value == 0 or abs(value) >= 0.001 else "<0.001"

@@ -71,7 +71,8 @@ def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.
         above: values of the numerator.
         below: values of the denominator.
         independent_share: effective sample size divided by the number of values; below 1 if
-            neighbouring values are correlated. A share below 1 widens the interval.
+            neighbouring values are correlated. A share below 1 widens the interval, if its bounds
+            are positive and finite.
 
     Raises:
         ValueError: one of the samples is empty.

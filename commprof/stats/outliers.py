@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 #: Largest allowed probability that any value stands out by chance.
 SIGNIFICANCE: Final = 0.001
 #: A value can stand out only if its excess over the median is at least this many times the largest
-#: excess of the other values.
+#: excess of the values that do not stand out.
 CLEARLY: Final = 2.0
 #: Smallest number of other values: their spread must be measured.
 FEWEST_OTHERS: Final = 3

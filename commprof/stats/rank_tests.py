@@ -3,10 +3,10 @@
 The rank test decides whether two samples come from one distribution.
 
 Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than
-the Other", Ann. Math. Statist. 18 (1947) 50-60. The p-value of small samples is exact, also with
-ties: all ways to draw the first sample's ranks are counted. The p-value of larger samples is the
-normal approximation, corrected for ties and continuity (Lehmann, Nonparametrics, 1975, section
-1.4).
+the Other", Ann. Math. Statist. 18 (1947) 50-60. In ``rank_test``, the p-value of small samples is
+exact, also with ties: all ways to draw the first sample's ranks are counted. The p-value of larger
+samples, and of all samples in ``step_test``, is the normal approximation, corrected for ties and
+continuity (Lehmann, Nonparametrics, 1975, section 1.4).
 
 Successive values may be correlated. If the lag-1 correlation is r, n values are worth about
 n (1 - r) / (1 + r) independent values. This number is the effective sample size (Bayley and
@@ -36,7 +36,7 @@ LARGEST = 0.99
 def lag_one(*samples: Floats) -> float:
     """Returns the lag-1 correlation within samples, corrected for the bias of few values.
 
-    0 if all values are equal; ``LARGEST`` for samples of 3 values or fewer.
+    0 if the values of each sample are equal; ``LARGEST`` for samples of 3 values or fewer.
     """
     # A sample of equal values is left out, because the mean has a rounding error.
     centred = [sample - sample.mean() for sample in samples if np.ptp(sample) > 0]

@@ -73,7 +73,7 @@ class BlockStream:
         """Yields the blocks with a correct checksum, in file order.
 
         Raises:
-            OSError: a block is larger than half of the machine's available memory.
+            OSError: a block is larger than 64 MiB and than half of the machine's available memory.
         """
         while self.end < self._file_bytes:
             self._file.seek(self.end)

@@ -349,10 +349,10 @@ def phases(trace: Trace) -> Spans:
 
 @once_per_trace
 def waits(trace: Trace) -> Spans:
-    """Returns intervals in which an operation blocked a thread; ``key`` is the operation's id.
+    """Returns intervals in which a thread waited for an operation; ``key`` is the operation's id.
 
-    A thread is blocked in ``Work.wait``, in a future's ``wait``, or in the call that issues the
-    operation.
+    A thread waits in ``Work.wait``, in a future's ``wait``, or in the call that issues the
+    operation. Some of the waits did not block; see :func:`blocked`.
     """
     records = of_kind(trace.records, Kind.WAIT)
     return _spans(records, ints(records["op_id"]))
@@ -367,7 +367,10 @@ def pauses(trace: Trace) -> Spans:
 
 @once_per_trace
 def run_delays(trace: Trace) -> Spans:
-    """Returns intervals in which a thread lacked a core; ``key`` is the time without core in ns."""
+    """Returns intervals of threads between readings of the kernel's run delay.
+
+    ``key`` is the time in the interval in which the thread had no core, in ns; it may be 0.
+    """
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
 
@@ -491,7 +494,9 @@ def finalises(graph_task: Ints, flags: Ints) -> npt.NDArray[np.bool_]:
 
 @once_per_trace
 def buckets(trace: Trace) -> Buckets:
-    """Returns the buckets of attached DDP models; empty without ``commprof.attach``.
+    """Returns the buckets of DDP models.
+
+    Empty without ``commprof.attach``, except in a trace of ``profiler_steps.with_passes``.
 
     Without a DDP hook, a bucket's operation id and end are those of the bucket's all-reduce.
     """

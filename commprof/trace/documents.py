@@ -81,14 +81,14 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     #   interfaces: for each network interface received_bytes and sent_bytes during capture.
     #   mtu_bytes: for each network interface.
     #   rated_mbit_per_s: for interfaces with an IPv4 address, except bridges; 0 if not known.
-    #   ddp_models: number of DDP models that were trained.
-    #   ddp_logs: for each of these models (32 at most), DDP's own log and the following keys.
+    #   ddp_models: number of DDP models that were trained, 32 at most.
+    #   ddp_logs: for each of these models with a readable log: DDP's own log and these keys.
     #     group_name
     #     own_exchange: hook or method that exchanges gradients in place of DDP's all-reduce.
     #     parameter_bytes: in the order of the indices in DDP's log.
     #     sparse_modules: number of modules with sparse gradients.
     "cross_check_sources": dict,
-    # Number of threads that run the collectives of each gloo group, by the group's name.
+    # Number of threads that run the collectives of each gloo or commprof group, by its name.
     "gloo_threads": dict,
     # NVML's figures of the rank's GPU, each with mean, minimum and maximum.
     #   limited: number of samples in which the GPU's clock was limited, by reason.

@@ -59,7 +59,8 @@ class Trained:
     #: Empty for more than ``MOST_MODELS`` models.
     updated_models: tuple[tuple[int, ...], ...] = ()
     #: For each update: indices of the models whose gradients the script had not set to None since
-    #: the previous update. Empty for more than ``MOST_MODELS`` models.
+    #: the previous update, as one parameter of each model shows. Only for two to ``MOST_MODELS``
+    #: models.
     kept_gradients: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -88,7 +89,7 @@ def trained_by(metadata: dict[str, Any]) -> Trained | None:
 
 @dataclass(frozen=True)
 class GroupExchange:
-    """Calls of one rank in one process group since the rank's first backward pass."""
+    """Calls, except barriers, of one rank in one process group since its first backward pass."""
 
     #: c10d's name of the group.
     group: str
@@ -113,10 +114,11 @@ class Exchanged:
     #: None if not recorded.
     trained: Trained | None
     groups: tuple[GroupExchange, ...]
-    #: Bytes of all calls except DDP's calls for its buckets.
+    #: Bytes of all calls in ``groups``, except those of backward passes in which DDP waited for its
+    #: buckets.
     beside_ddp_bytes: int
-    #: True if there were calls that may carry activations: messages, all-to-all, or a backward
-    #: pass's calls other than DDP's.
+    #: True if there were calls that may carry activations: messages, all-to-all, or calls of a
+    #: backward pass in which DDP did not wait for buckets.
     of_activations: bool
 
     @property
@@ -224,9 +226,10 @@ def _most_frequent(number: Ints, op: Ints) -> Ints:
 def exchanged_in_summary(trace: Trace) -> Exchanged | None:
     """Returns what one rank exchanged, from a summary of always-on mode; None without a summary.
 
-    A summary does not show the source of a call. So if a DDP model was trained, the calls of every
-    group count as an exchange of gradients. ``beside_ddp_bytes`` includes DDP's calls for buckets,
-    and ``of_activations`` is always True.
+    A summary shows neither times nor sources of calls. So calls before the first backward pass
+    count too, except broadcasts in only some of the steps. If a DDP model was trained, the calls of
+    every group count as an exchange of gradients. ``beside_ddp_bytes`` includes DDP's calls for
+    buckets, and ``of_activations`` is always True.
     """
     summary, trained = trace.summary, trained_by(trace.metadata)
     if summary is None:

@@ -57,7 +57,7 @@ class Trace:
     groups: dict[int, Group]
     #: Records of ``schema.RECORD_DTYPE``, sorted by ``timestamp_ns``.
     records: Records
-    #: False if the process died before it closed the trace.
+    #: False if the process has not closed the trace: it died before, or still runs.
     complete: bool
     #: Number of records that were lost: no ring had room, or the write failed.
     dropped: int
@@ -155,7 +155,8 @@ class _File:
 def read_trace(path: Path, pack: PackedData | None = None) -> Trace:
     """Reads the trace at ``path``.
 
-    If the process was killed or still runs, its newest records are read from its ring files.
+    If the process was killed or still runs, its newest records are read from its ring files. In
+    always-on mode, only the number of dropped records is read from these files.
 
     Args:
         path: path of the file.
@@ -343,8 +344,9 @@ def _records(payload: memoryview) -> Records:
 def salvage(path: Path) -> int:
     """Moves the records of a dead process from its ring files into its trace.
 
-    Then removes the ring files. The process must be gone. A trace that was closed or salvaged
-    before does not change. Several processes may salvage the same trace at the same time.
+    Then removes the ring files. Records of always-on mode are not moved, because the trace has a
+    summary. The process must be gone. A trace that was closed or salvaged before does not change.
+    Several processes may salvage the same trace at the same time.
 
     Returns:
         The number of records moved.

@@ -105,7 +105,9 @@ def owner_path(ring_prefix: str) -> Path:
 
 
 def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
-    """Writes the owner file, which names the process and the trace of some rings.
+    """Writes the owner file, which names the process and the trace of rings in /dev/shm.
+
+    Does nothing for rings in another directory.
 
     ``metadata`` is the metadata of the trace.
 

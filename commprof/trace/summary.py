@@ -54,7 +54,10 @@ class Histogram:
 
 @dataclass(frozen=True)
 class OperationSummary:
-    """Figures of all operations with one operation code, process group and size class."""
+    """Figures of all operations with one operation code, process group and size class.
+
+    If a device reports times, its operations count as issued when its stream reaches them.
+    """
 
     #: Code of the operation; 0 for the sum of several operations.
     op: int
@@ -67,12 +70,13 @@ class OperationSummary:
     #: Sum of the sizes of all operations; a size is the larger of input and output.
     bytes: int
     failed: int
-    #: Number of operations without a recorded completion. Operations on devices are left out if the
-    #: host cannot see their completion.
+    #: Number of operations with neither a recorded completion nor a wait. Operations on devices are
+    #: left out if their completion cannot be seen.
     unfinished: int
-    #: Times from issue to completion.
+    #: Times from issue to completion, where the completion is known.
     duration: Histogram
-    #: Durations of the calls of ``Work.wait`` that blocked.
+    #: Durations of the recorded waits of threads (see ``columns.waits``), or of the device's
+    #: streams if the device reports times.
     wait: Histogram
     #: Times from this rank's issue to the last rank's issue, for operations whose last rank is
     #: known.
@@ -180,7 +184,7 @@ class Summary:
     #: so that another rank may have come last; 0 in summaries of older versions.
     arrivals_partial: int = 0
     #: Number of operations whose last rank is not in ``last``, which holds the 1,024 costliest
-    #: ranks; 0 in summaries of older versions.
+    #: ranks (in a sum: 64); 0 in summaries of older versions.
     last_others_count: int = 0
     #: Sum of the waits in these operations, in ns; 0 in summaries of older versions.
     last_others_wait_ns: int = 0

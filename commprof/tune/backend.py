@@ -6,8 +6,9 @@
     torch.distributed.init_process_group("cpu:commprof")
 
 All-reduce, broadcast, all-gather, reduce-scatter and barrier of dense CPU tensors go through
-memory that the ranks share. All other operations go to gloo. If the ranks are on several hosts,
-only all-reduce uses the shared memory: it adds up within each host first.
+memory that the ranks share. Reductions must be sums, means, maxima or minima of fp16, bf16, fp32,
+fp64, int32 or int64. All other operations go to gloo. If the ranks are on several hosts, only
+all-reduce uses the shared memory: it reduces within each host first.
 """
 
 from __future__ import annotations

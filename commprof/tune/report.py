@@ -29,12 +29,12 @@ LEGEND = """\
 step: median step of a block on the slowest rank (Hodges-Lehmann estimate over the rounds).
 over none: this step divided by the step of the baseline `none`, paired by round.
 exposed: time for which the training thread waited for communication. encode (with reduce), decode:
-time on the compressor's thread. sent: data that a rank sends per step. held: peak of the gathered
-parameters on a rank, minus the same peak with `none`. gradient error: relative error of the sent
-values, in the first step of each block. loss: mean over the block, compared with the loss of
-`none`. `none again` runs `none` a second time, to show differences by chance. `noop` exchanges
-nothing. After each block of `noop`, or of a candidate that changes gradients, the training state
-from before the block is restored."""
+time on the compressor's thread. sent: data that a rank sends per step. held: gathered parameters
+that a rank keeps at most beyond those with `none`, computed from their sizes. gradient error:
+relative error of the sent values, by default in the first step of each block. loss: mean over the
+block without its first step, compared with the loss of `none`. `none again` runs `none` a second
+time, to show differences by chance. `noop` exchanges nothing. After each block of `noop`, or of a
+candidate that changes any bit of the gradients, the state from before the block is restored."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\

@@ -69,7 +69,7 @@ def check_supported(workload: Workload, options: TrainingOptions, strategy: str)
 
 
 def available_bytes() -> int:
-    """Returns how many bytes of memory are available without swapping."""
+    """Returns the bytes of memory that are available without swapping; all memory if unknown."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

@@ -53,7 +53,7 @@ class DataBatch:
 class DataTrainee:
     """Base class of trainees with a data set. A subclass adds the model and the optimizer.
 
-    A global batch holds the same samples at every world size.
+    Global batches of equal size hold the same samples at every world size.
     """
 
     def __init__(self, data: TensorDataset, shard: Shard) -> None:

@@ -6,8 +6,8 @@
 //   - the end of a backward pass that communicated.
 //
 // The first step that a rule ends discards the steps of weaker rules, and
-// weaker rules then no longer apply. The weakest rule applies only after
-// kSurelyUnmarked backward passes that communicated. The rules are those of
+// weaker rules then no longer apply. The weakest rule applies only from the
+// kSurelyUnmarked-th backward pass that communicated on. The rules are those of
 // commprof/trace/found_steps.py.
 #pragma once
 

@@ -59,10 +59,10 @@ class TaskThread {
   bool runHere(const Task& task);
 
   // Takes no more tasks, and waits at most `patience` for the present tasks. If
-  // they take longer, calls `hurry`, if given, and waits as long again. A
-  // thread that has not ended by then is detached, and keeps all that its tasks
-  // hold. Returns true if the thread has ended. Idempotent; does nothing in a
-  // forked child.
+  // they take longer and `hurry` is given, calls `hurry` and waits as long
+  // again. A thread that has not ended by then is detached, and keeps all that
+  // its tasks hold. Returns true if the thread has ended. Idempotent; does
+  // nothing in a forked child.
   bool stop(
       std::chrono::milliseconds patience,
       const std::function<void()>& hurry = {});

@@ -171,8 +171,8 @@ enum : uint32_t {
   kStepSkipped = 2, // found at an update that GradScaler skipped
 };
 
-// A training loop counts as unmarked after this many backward passes without a
-// step mark.
+// A training loop counts as unmarked after this many backward passes that
+// communicated, without a step mark.
 inline constexpr uint64_t kSurelyUnmarked = 20;
 
 // Value of Record::seq of a Phase whose samples cannot be counted.

@@ -1,9 +1,9 @@
 // Appends records from any thread to this process's trace file.
 //
 // push() is wait-free, except that a thread's first push locks to get a ring. A
-// helper thread drains the rings. Training threads do no file I/O, and no lock
-// that training threads or fork() need is held during file I/O. start() and
-// stop() may be called repeatedly.
+// helper thread drains the rings. push() does no I/O on the trace file, and no
+// lock that push() or fork() needs is held during such I/O. start() and stop()
+// may be called repeatedly.
 //
 // In always-on mode, the helper thread does not append the records, but folds
 // them into a summary of bounded size. Once a trace has a summary, the summary
@@ -48,7 +48,7 @@ struct RecorderOptions {
 
 struct RecorderStats {
   uint64_t records_written = 0;
-  uint64_t records_dropped = 0; // a ring was full, or there was no ring
+  uint64_t records_dropped = 0; // lost, for example because a ring was full
   uint64_t records_unwritten = 0; // still in the rings
   uint64_t trace_bytes = 0;
   uint64_t rings = 0;
@@ -160,8 +160,7 @@ class Recorder {
   alignas(64) std::atomic<uint64_t> op_id_{0};
 
   alignas(64) RingPool pool_;
-  // Number of records that were never made, or were lost because there was no
-  // ring.
+  // Number of lost records, without those that a full ring rejected.
   std::atomic<uint64_t> unrecorded_{0};
 
   std::mutex session_mutex_; // one start() or stop() at a time

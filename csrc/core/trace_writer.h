@@ -29,9 +29,10 @@ class TraceWriter {
 
   // Largest size of a summary's JSON, in bytes.
   static constexpr size_t kMaxSummaryBytes = 384 << 10;
-  // Overwrites the older of the file's two summaries. If the process is killed,
-  // the file still has a complete summary. Returns false if the disk is full or
-  // the JSON is too long.
+  // Overwrites the older of the file's two summaries. Appends the summary if
+  // the file has fewer than two, or the older one is too short. If the process
+  // is killed, the file still has a complete earlier summary, if any. Returns
+  // false if writing fails or the JSON is too long.
   bool writeSummary(const std::string& json) noexcept;
 
   // Reserves disk space for writeNote().

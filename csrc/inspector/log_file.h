@@ -16,7 +16,8 @@
 
 namespace commprof::inspector {
 
-// One operation of one rank. The time is negative if no GPU clock measured it.
+// One operation of one rank. The time is negative if no GPU clock measured it,
+// or if the log states 0 or an impossible time.
 struct Record {
   uint64_t sizeBytes;
   // Sequence number, counted per communicator and kind. Sends and recvs are

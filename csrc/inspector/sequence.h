@@ -26,10 +26,10 @@ struct Sequence {
   uint64_t before = 0; // number of calls before the first turn
 };
 
-// Finds the shortest sequence that a member's log repeats at its end. The
-// sequence must repeat at least 3 times, over at least four fifths of the log's
-// calls. The result has no calls if there is no such sequence, or if the member
-// lost calls.
+// Finds the shortest sequence that a member's first 65536 collectives repeat at
+// their end. The sequence must repeat at least 3 times, over at least four
+// fifths of these calls. The result has no calls if there is no such sequence,
+// or if calls were lost or already taken (follow.h).
 Sequence sequenceOf(const Communicator& member);
 
 } // namespace commprof::inspector

@@ -47,7 +47,7 @@ struct Waits {
   uint64_t completeCalls = 0; // recorded and timed on all ranks
   uint64_t lostRecords = 0; // missing records of calls that some ranks recorded
   // Number of calls that no rank recorded: missing sequence numbers between the
-  // first and the last recorded number.
+  // first and the last recorded number. 0 if calls are replayed.
   uint64_t missingCalls = 0;
   uint64_t unmatchedRecords = 0; // records whose call is not known
   uint64_t untimedRecords = 0;

@@ -48,7 +48,8 @@ struct Communicator {
     return collectives_[size_t(origin)].fetch_add(1, std::memory_order_relaxed);
   }
   // Returns the sequence number of the next message to or from a peer, equal on
-  // both ranks.
+  // both ranks. kNoSeq if there is no counter for the peer (in version 3 of the
+  // interface, for ranks from 1024 on).
   uint32_t nextMessage(Origin origin, Op op, int peer) noexcept;
   // See GpuClock::add().
   bool sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;

@@ -1,7 +1,8 @@
 // Joins this plugin's handle of an event and the handle of the user's plugin
 // (user_plugin.h) into one handle for NCCL. NCCL gets this plugin's handle, and
 // the user's handle is stored beside it. If this plugin has no handle, NCCL
-// gets the user's handle.
+// gets the user's handle, or a Tag::kUsers if that handle's bits look like a
+// tag.
 //
 // Only mapHandlePairs() allocates, locks or makes system calls.
 #pragma once

@@ -2,9 +2,10 @@
 // interface, and the translation of NCCL's events to operations, calls and
 // channels.
 //
-// The record path (begin and end of events) does not allocate, lock or make
-// system calls once a thread has its ring (core/recorder.h). The tables and the
-// translation are in one file for two reasons: all versions share the
+// The record path (begin and end of events) does not allocate, take a mutex or
+// make system calls once a thread has its ring (core/recorder.h), except when
+// it describes a communicator (a first capture, or version 3). The tables and
+// the translation are in one file for two reasons: all versions share the
 // translation, and the module of commprof's capture compiles the file again to
 // export the tables itself.
 #include <atomic>

@@ -14,7 +14,8 @@
 
 namespace commprof {
 
-// Equal dictionaries have the same id. Values of the keys in `ignored` and
+// Dictionaries have the same id if they have the same keys, in the same order,
+// with equal values of the same types. Values of the keys in `ignored` and
 // `integers` are not compared. Values of the keys in `truths` are compared only
 // as true or false. Ids begin at 0 and continue in the next call of read(). The
 // caller holds the GIL.

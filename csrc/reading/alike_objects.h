@@ -1,5 +1,5 @@
 // Reads JSON objects that are nearly equal, such as the metadata of all ranks.
-// Equal values of a key are parsed only once.
+// Equal texts of a key's value are usually parsed only once.
 #pragma once
 
 #include <pybind11/pybind11.h>

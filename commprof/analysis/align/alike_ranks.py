@@ -16,7 +16,7 @@ from commprof.trace.reader import Trace
 def alike_ranks(traces: Sequence[Trace]) -> list[slice]:
     """Returns slices of adjacent ranks with the same groups and the same kind of recording.
 
-    In a slice, descriptions of a group differ only in the rank's own place in the group.
+    In a slice, a group has the same id, name, size and backend on all ranks.
     """
     bounds = [0]
     for _, row in itertools.groupby(traces, _described):

@@ -52,11 +52,12 @@ class Arrivals:
     :mod:`commprof.analysis.align.matching` explains which arrivals a rank awaits.
     """
 
-    #: Issue time of the rank that arrived last; 0 if a rank of the group was not recorded.
+    #: Issue time of the rank that arrived last; 0 if the collective is not complete, see
+    #: ``Matching.complete``.
     last_arrival_ns: Ints = field(metadata=MOMENT)
     #: Global rank that arrived last; -1 if unknown.
     late_rank: Narrow
-    #: Index of the collective, the same on all ranks; -1 if a rank of the group was not recorded.
+    #: Index of the collective, the same on all ranks; -1 if the collective is not complete.
     collective: Ints
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
 

@@ -78,8 +78,8 @@ def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
     """Returns the host of each trace's rank; None if it is unknown.
 
     The trace of a killed rank may lack the network namespace, which older versions of commprof
-    wrote at the end of capture. If the other ranks of the machine are all on one host, the killed
-    rank gets this host.
+    wrote at the end of capture. Such a rank gets the host of the machine's other ranks; None if
+    these are on several hosts. If no rank of a machine names a namespace, all are on one host.
     """
     named = [(machine_of(trace), _network_namespace(trace)) for trace in traces]
     namespaces: dict[str, set[str]] = {}
@@ -122,7 +122,7 @@ def header_share(trace: Trace, interface: str) -> float:
 
 
 def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
-    """Returns interfaces that sent nearly nothing and are rated at least as fast as ``used``.
+    """Returns interfaces that sent nearly nothing and are not known to be slower than ``used``.
 
     ``used`` is the interface that carried the traffic; if it is None, the result is empty.
     Interfaces without an IPv4 address, and bridges, are left out. If one of the two rated speeds is
@@ -140,6 +140,6 @@ def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
 
 
 def outward_interface(sent: Mapping[str, int]) -> str | None:
-    """Returns the interface over which most bytes left the host; None if none did."""
+    """Returns the interface over which most bytes left the host; None if only lo was counted."""
     outward = [name for name in sent if name != LOOPBACK]
     return max(outward, key=lambda name: sent[name]) if outward else None

@@ -328,8 +328,8 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     With commprof's DDP hook, a bucket's collectives are those that the hook issues while it
     launches the bucket, and those of a compressor's thread that works on the bucket. Without the
     hook, the order of DDP's all-reduces gives the index, because DDP launches buckets in the order
-    of their indices. If other all-reduces may be among them (for example those of SyncBatchNorm),
-    no collective of the backward pass has an index.
+    of their indices. If the sizes are not those in DDP's logs (for example with all-reduces of
+    SyncBatchNorm), no collective of the pass has an index. Without logs, sizes are not compared.
 
     Args:
         trace: one rank's trace as it was recorded, on the host's clock.

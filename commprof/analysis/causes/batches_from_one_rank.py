@@ -61,8 +61,9 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     ms = facts.per_step_ms(waiting)
     return Sighting(
-        f"Rank {int(root[0])} reads every batch and sends it to the others before each forward "
-        f"pass: {in_bytes(size)} per step. Each other rank waits {in_ms(ms)} per step for this.",
+        f"Rank {int(root[0])} reads every batch and sends it to the others before the first "
+        f"forward pass: {in_bytes(size)} per step. Each other rank waits {in_ms(ms)} per step for "
+        "this.",
         share,
         line=first.line(mask),
     )

@@ -16,7 +16,8 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 
-#: A cause is named if it takes at least this fraction of the mean step.
+#: A cause is named if it takes at least this fraction of the mean step, unless its file sets
+#: another limit.
 WORTH_NAMING = 0.03
 #: Value of ``worth`` for causes that act in few steps, but never by chance. Resampled steps may
 #: contain none of these steps, so the low end of the gain's bootstrap interval means nothing.

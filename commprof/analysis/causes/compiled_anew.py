@@ -1,4 +1,4 @@
-"""torch.compile compiles the model again and again, in different steps on different ranks."""
+"""torch.compile compiles the model again and again, for inputs of new shapes."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class DataPasses:
 
     begin_ns: Ints
     end_ns: Ints
-    #: Number of the DistributedSampler, the sampler's epoch, and a checksum of its seed. All three
-    #: are 0 if no DistributedSampler shuffles by its epoch.
+    #: Number of the DistributedSampler, the sampler's epoch plus 1, and a checksum of its seed. All
+    #: three are 0 if no DistributedSampler shuffles by its epoch.
     sampler: Ints
     epoch: Ints
     seed: Ints

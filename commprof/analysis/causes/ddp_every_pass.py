@@ -15,7 +15,7 @@ from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS, Phase
 
 _SCATTER = OPS.index("reduce_scatter_tensor")
-#: At least this fraction of the updates must have the same number of passes before them.
+#: At least this fraction of the updates must have the usual number of passes before them, or fewer.
 _USUAL = 0.9
 
 
@@ -97,9 +97,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         "Before each update, at least two backward passes end with an exchange of DDP's buckets. "
         "There are more such passes than DDP models, and the last pass before the update is such a "
-        "pass. At least nine of ten updates follow the same number of such passes. At least nine "
-        "of ten such passes exchange the same number of bytes. In all these exchanges but the "
-        f"last, the training thread waits for at least {WORTH_NAMING:.0%} of the step."
+        "pass. At least nine of ten updates follow the usual number of such passes, or fewer. At "
+        "least nine of ten such passes exchange the same number of bytes. In all these exchanges "
+        f"but the last, the training thread waits for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation several micro batches add to the gradients before the "

@@ -34,8 +34,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         f"DDP exchanges {in_bytes(sum(sizes))} of gradients per pass, and {in_bytes(min(least))} "
-        f"of them, {unused:.0%}, belong to parameters that got no gradient in any "
-        "pass: these bytes are zeros or old values on every rank. Freeze these parameters before "
+        f"of them, {unused:.0%}, or more belong to parameters that got no gradient in the pass: a "
+        "rank sends zeros or old values for them. Freeze parameters that are never trained before "
         "the model is given to DDP.",
         share,
         _saving(facts, sum(sizes) - min(least)),
@@ -81,6 +81,7 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
+        "The job trains one DDP model. "
         f"In every pass that DDP's log sampled, at least {_UNUSED:.0%} of the gradients' bytes "
         "belong to parameters that were not used. The training thread waits for DDP's buckets for "
         f"at least {WORTH_NAMING:.0%} of the step."

@@ -65,8 +65,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         "`bucket_cap_mb` is above its default. One bucket of a pass holds at least "
         f"{_NEARLY_ALL:.0%} of the gradients, and is at least {_LEAST_BUCKETS} times as large as "
-        "the default of 25 MiB. The training thread waits for the transfer of this bucket for at "
-        f"least {_EXPOSED:.0%} of the step."
+        "the default of 25 MiB. No parameter has half of the bucket's bytes. The training "
+        "thread waits for the transfer of this bucket for at least "
+        f"{_EXPOSED:.0%} of the step."
     ),
     why=(
         "A bucket is sent when its last gradient is ready. If one bucket holds nearly all "

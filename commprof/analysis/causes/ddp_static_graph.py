@@ -21,7 +21,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         "DDP searches the autograd graph for unused parameters in every pass "
-        "(find_unused_parameters=True), and each time finds the same parameters "
+        "(find_unused_parameters=True), and each time finds parameters of the same size "
         f"({in_bytes(max(most))}). {search.cost}",
         search.share,
         saving_without(facts, search.removed),

@@ -62,7 +62,8 @@ class SearchCost:
 def searched(facts: Facts) -> SearchCost | None:
     """Returns the cost of the search and of the ranks' agreement on its result.
 
-    None if the cost is small, if a model does not search, or if a model has a static graph.
+    None if the cost is small, if a model does not search, if a model has a static graph, or if no
+    all-reduce of the result is recorded in a typical step.
     """
     set_so = facts.logged("find_unused_parameters")
     if not set_so or not all(set_so) or any(facts.logged("static_graph")):
@@ -96,9 +97,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "All DDP models were made with `find_unused_parameters=True`. DDP's log counts no unused "
-        "parameter in the passes that it sampled. The search and the all-reduce of one mark per "
-        f"parameter take at least {WORTH:.0%} of the step."
+        "All DDP models were made with `find_unused_parameters=True` and without `static_graph`. "
+        "DDP's log counts no unused parameter in the passes that it sampled. The search and the "
+        f"all-reduce of one mark per parameter take at least {WORTH:.0%} of the step."
     ),
     worth=WORTH,
     why=(

@@ -37,6 +37,7 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
+        "The job trains one DDP model. "
         "Of several backward passes before an update, some end with an exchange of DDP's buckets. "
         f"Before at least {_MOSTLY:.0%} of the updates, the last pass exchanges nothing. "
         f"At least {_UPDATES} updates were recorded."

@@ -29,7 +29,8 @@ _LEAST = 2
 def _shared_passes(facts: Facts) -> list[DataPasses]:
     """Returns, for each rank, the evaluation passes whose batches are equal on all ranks.
 
-    Empty if there are fewer than ``_LEAST`` such passes.
+    Empty if there are fewer than ``_LEAST`` such passes in measured steps, or if the ranks made
+    different numbers of evaluation passes.
     """
     evaluated = [of_rank.evaluating for of_rank in data_passes(facts)]
     if not evaluated or len({len(of_rank.checksum) for of_rank in evaluated}) > 1:

@@ -1,4 +1,4 @@
-"""One rank trains fewer batches than the others."""
+"""Some ranks train fewer batches than the others."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _rule(facts: Facts) -> Sighting | None:
     fewer = [trace.rank for trace, number in zip(traces, steps, strict=True) if number < most]
     verb = "trains" if len(fewer) == 1 else "train"
     return Sighting(
-        f"{named_ranks(fewer).capitalize()} {verb} fewer batches than the other ranks: {least} "
-        f"steps instead of {most}. Without DDP's join, the other ranks then hang or fail in the "
-        "next exchange."
+        f"{named_ranks(fewer).capitalize()} {verb} fewer batches than the other ranks: as few as "
+        f"{least} steps instead of {most}. Without DDP's join, the other ranks then hang or fail "
+        "in the next exchange."
     )
 
 

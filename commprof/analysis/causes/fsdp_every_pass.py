@@ -26,7 +26,7 @@ _FIX_OF_FSDP1 = (
     "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
 )
 _SETTER = "set_requires_gradient_sync"
-#: At least this fraction of the updates must follow the usual number of passes.
+#: At least this fraction of the updates must follow the usual number of passes, or fewer.
 _USUAL = 0.9
 
 

@@ -138,9 +138,10 @@ CAUSE = CatalogueCause(
         "forward passes. Each forward pass after the first gathers as many bytes as the first, "
         f"within {_ALIKE:.0%}, and the same lines of the script call the model. Waiting for these "
         f"later gathers takes at least {LARGE:.0%} of the step, or at least {LEAST_WAITED:.0%} if "
-        f"the fix saves at least {LARGE:.0%} of the step. The gathered models of all ranks "
-        f"together would take at most {OF_MEMORY:.0%} of a host's memory. The cause is not named "
-        "for jobs on GPUs, because the memory of GPUs is not recorded."
+        f"the fix saves at least {LARGE:.0%} of the step (low end of the interval). The gathered "
+        f"models of all ranks together would take at most {OF_MEMORY:.0%} of a host's "
+        "memory. The cause is not named for jobs on GPUs, because the memory of GPUs is not "
+        "recorded."
     ),
     why=(
         "With gradient accumulation, the weights are the same in all micro batches of an update. "

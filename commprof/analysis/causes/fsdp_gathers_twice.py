@@ -103,10 +103,10 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"The step waits for all-gathers in backward for at least {LARGE:.0%} of its length, or "
-        f"for at least {LEAST_WAITED:.0%} if the fix saves at least {LARGE:.0%} of the step. The "
-        f"gathered models of all ranks together would take at most {OF_MEMORY:.0%} of a host's "
-        "memory. The cause is not named for jobs on GPUs, because the memory of GPUs is not "
-        "recorded."
+        f"for at least {LEAST_WAITED:.0%} if the fix saves at least {LARGE:.0%} of the step (low "
+        "end of the interval). The gathered models of all ranks together would take at most "
+        f"{OF_MEMORY:.0%} of a host's memory. The cause is not named for jobs on GPUs, because the "
+        "memory of GPUs is not recorded."
     ),
     why=(
         "By default FSDP2 frees the gathered parameters of a unit after its forward pass, and "

@@ -70,7 +70,7 @@ CAUSE = CatalogueCause(
         "At least one rank collects garbage at least twice in the measured steps, for at least 1 "
         "ms each time. In a step with collections, on average fewer than "
         f"{_TOGETHER:.0%} of the ranks collect. A replay of the steps without the collections of "
-        f"all ranks is at least {WORTH_NAMING:.0%} shorter."
+        f"all ranks, if one is possible, is at least {WORTH_NAMING:.0%} shorter."
     ),
     why=(
         "CPython collects garbage when enough new objects exist. This happens in a different step "

@@ -84,10 +84,10 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"DDP or FSDP exchanges the gradients. A typical step has one to {_MOST} gathers of at "
-        f"least {_LEAST_BYTES // 2**10} KiB between a backward pass and the next forward pass. The "
-        f"gathers are not issued by an optimizer, and they send less than {_OF_PARAMETERS:.0%} of "
-        f"the parameters' bytes. The ranks wait for the gathers for at least {WORTH_NAMING:.0%} of "
-        "the step."
+        f"least {_LEAST_BYTES // 2**10} KiB between a backward pass and the next forward pass. "
+        "Recorded stacks show that no optimizer issues the gathers. They send less than "
+        f"{_OF_PARAMETERS:.0%} of the parameters' bytes. The ranks wait for the gathers "
+        f"for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A metric over all ranks usually needs sums, not every output. Gathering the outputs sends "

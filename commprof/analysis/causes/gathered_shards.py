@@ -43,8 +43,8 @@ class GatheredShards:
 def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> GatheredShards | None:
     """Returns the cost of the chosen gathers of the whole model; None if the cost is small.
 
-    Also returns None if forward does not gather the model, because forward may then use the result
-    of the chosen gathers.
+    Also returns None if the job has no FSDP, if the chosen gathers send less than most of the
+    shards, or if forward does not gather the model: it may then use the result of these gathers.
 
     ``chosen``: returns a mask of a rank's gathers that may be needless.
     """

@@ -50,7 +50,7 @@ def _is_count(name: str) -> bool:
 
 
 def _before_ns(calls: RankCalls, mask: Mask) -> float:
-    """Returns the total time from the last phase or wait to each masked call, in ns."""
+    """Returns the total ns from the last phase, wait or begin of a step to each masked call."""
     issue = calls.table.issue_ns[mask]
     phases = columns.phases(calls.trace)
     ends = np.sort(np.concatenate([phases.end_ns, calls.wait_end_ns, calls.begin_ns]))

@@ -25,7 +25,7 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
     delay outside of waiting counts, and between two readings at most the CPU time of the helper
     threads. This amount is divided among the calls in progress, in proportion to their bytes. The
     result is 0 for ranks with several intra-op threads, because the CPU time of these threads
-    cannot be distinguished from that of helper threads.
+    cannot be distinguished from that of helper threads, and if their number is unknown.
 
     ``bytes_remain``: True if the remaining calls carry the bytes of the masked calls.
     """

@@ -76,8 +76,9 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"One parameter of at least {_LEAST_BYTES // 2**20} MiB has at least {_HALF:.0%} of the "
-        "bytes that DDP reduces. The last bucket of the backward passes contains this parameter, "
-        f"and the training thread waits for this bucket for at least {_EXPOSED:.0%} of the step."
+        "bytes that the only DDP model reduces. The last bucket of the backward passes contains "
+        "this parameter, and the training thread waits for this bucket for at least "
+        f"{_EXPOSED:.0%} of the step."
     ),
     why=(
         "Backward computes the gradient of the input embedding last, so the exchange of this "

@@ -61,7 +61,8 @@ CAUSE = CatalogueCause(
         "its samples."
     ),
     gain_note=(
-        "The steps are replayed as if this rank loaded data as fast as the others. Workers that "
+        "The steps are replayed as if this rank loaded data as fast as the others, or, if this "
+        "was not replayed, as if it did all of its work as fast as the others. Workers that "
         "load the next batch in advance also save loading time on the other ranks."
     ),
     fix=(

@@ -82,7 +82,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     first = of_ranks[0]
     is_same = all(begun.checksum.all() and len(set(begun.checksum)) == 1 for begun in of_ranks)
-    again = " Every pass gives the same batch, so the job trains on this batch only." * is_same
+    again = " Every pass of a rank gives the same batch, so the rank trains on it only." * is_same
     return Sighting(
         f"Each step starts a new pass over a DataLoader of {int(np.median(first.length))} batches "
         "and takes only the first batch, as next(iter(loader)) does. This takes "

@@ -82,8 +82,8 @@ def _dtype(calls: RankCalls, name: str) -> int:
 def _contents(calls: RankCalls) -> Ints:
     """Returns the rows of the calls that send pickles.
 
-    c10d exchanges an object in two collectives of one group: first the size of the pickle as 64-bit
-    integers, then the bytes.
+    c10d exchanges objects in at least two collectives of one group: first the sizes of the pickles
+    as 64-bit integers, then the bytes.
     """
     table = calls.table
     content = (table.dtype == _dtype(calls, "Byte")) & among(table.op, *_CONTENT)
@@ -229,7 +229,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"rank writes, {how_often}: {in_bytes(mean_bytes)} on average"
         if file == _CHECKPOINT
         else f"Python objects are pickled and exchanged {how_often} ({by}){at_line(line)}: "
-        f"{in_bytes(mean_bytes)} on average, two collectives per object"
+        f"{in_bytes(mean_bytes)} on average, in at least two collectives each time"
     )
     of_library = _FIX_OF_LIBRARIES
     if file == _CHECKPOINT:
@@ -287,11 +287,11 @@ CAUSE = CatalogueCause(
     gain_note=(
         "If the fix exchanges objects in few steps, the steps are replayed without the calls, "
         "pickling and unpickling. If the fix replaces a pickle of at most "
-        f"{_NUMBERS_BYTES // 2**10} KiB by a tensor, the steps are replayed with one call in place "
-        "of the two calls of each object. Work of the script that makes or uses the objects stays "
-        "in the replay. The time for writing a checkpoint is not counted, so fewer checkpoints "
-        "save more time than predicted. Not predicted if pickling was not recorded, as in "
-        "recordings of other tools."
+        f"{_NUMBERS_BYTES // 2**10} KiB by a tensor, the steps are replayed without the calls that "
+        "send the bytes of pickles, and without pickling. Work of the script that makes or uses "
+        "the objects stays in the replay. The time for writing a checkpoint is not counted, so "
+        "fewer checkpoints save more time than predicted. Not predicted if pickling was not "
+        "recorded, as in recordings of other tools."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

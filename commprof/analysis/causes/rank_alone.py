@@ -27,8 +27,8 @@ _MOSTLY = 0.8
 #: more long steps is a slow rank.
 _LEAST, _MOST_SHARE = 2, 0.5
 _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_state")
-#: ``image.save`` saves a picture. So a call of ``save`` counts as a checkpoint only if it is a
-#: method of one of these names, or if the call mentions a state dict.
+#: ``image.save`` saves a picture. So a method ``save`` counts as a checkpoint only if it belongs to
+#: one of these names, or if the call mentions a state dict.
 _SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp", "dist_cp")
 #: Functions with one of these parts in their names may write a checkpoint.
 _WRITING = ("save", "checkpoint", "ckpt")
@@ -208,8 +208,9 @@ CAUSE = CatalogueCause(
         f"In at least {_LEAST} steps, but at most half of the steps, one rank works far longer "
         f"than usual, by at least {LEAST_MS:g} ms. The extra work lies outside of backward, "
         f"loading and updates. In these steps, the other ranks do at most {_SHARED:.0%} of this "
-        "extra work. Most of these steps do not directly follow one another. The other ranks wait "
-        f"for this rank for at least {WORTH_NAMING:.0%} of all time."
+        "extra work. Most of these steps do not directly follow one another. In long steps, ranks "
+        f"wait for at least {WORTH_NAMING:.0%} of all time, at least four fifths of it for this "
+        "rank."
     ),
     why=(
         "While only rank 0 works, all other ranks wait in the next exchange and compute nothing. A "

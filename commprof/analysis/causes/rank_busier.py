@@ -62,7 +62,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed as if, outside of loading, forward, backward and updates, this "
-        "rank had no more work than the other ranks."
+        "rank had no more work than the other ranks, or, if this was not replayed, as if it did "
+        "all of its work as fast as the others."
     ),
     fix=(
         "if YOUR_STEP % 100 == 0:\n"

@@ -14,8 +14,8 @@ from commprof.units import ns_to_ms
 
 #: Least waiting in the long steps, as a fraction of all time.
 _SHARE = 0.05
-#: Least number of long steps of each rank, and largest share of the waiting that one rank may
-#: cause.
+#: A rank counts as working in turns if it has at least this many long steps. Largest share of the
+#: waiting that one rank may cause.
 _LEAST, _ONE_RANK = 2, 0.8
 #: In at least this fraction of the long steps, only one rank works longer than usual.
 _ALONE = 0.9

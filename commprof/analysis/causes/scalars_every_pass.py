@@ -109,9 +109,9 @@ CAUSE = CatalogueCause(
         f"Steps have at least {_LEAST} backward passes before one update. In nine of ten steps, "
         "the number of calls of one operation, group and size is at least the number of these "
         "passes. The calls have at most 256 bytes and are made outside of forward and backward, "
-        "and the training thread waits for them. A pass, an update or loading lies between any two "
-        "of the calls. Without the last call of each step, the calls take at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "and the training thread waits for at least half of them. Calls count as one if no pass, "
+        "update or loading lies between them. Without the last such call of each step, they take "
+        f"at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Every exchange makes all ranks wait for the slowest rank. A logged loss, a number of "

@@ -154,9 +154,9 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed without these calls. The fix changes the result of training, "
         "because each rank then uses the statistics of its own batch. Compute that another norm "
-        "may save is not counted. If backward has no such calls, one joined call of each operation "
-        "and type stays in each step, and is assumed to take as long as the first call that it "
-        "replaces."
+        "may save is not counted. If backward has few such calls, one joined call of each "
+        "operation and type stays in each step, and is assumed to take as long as the first call "
+        "that it replaces."
     ),
     fix=(
         "# this changes the result: a rank then normalises by its own samples.\n"

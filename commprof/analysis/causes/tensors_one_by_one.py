@@ -161,8 +161,9 @@ CAUSE = CatalogueCause(
         f"In a typical step, at least {_LEAST} calls of one operation and group follow one another "
         "outside of forward and backward, and the training thread waits for each call. The median "
         "wait for a call is at least as long as the median work between two calls. The mean size "
-        f"of the calls is at most {_MEAN_BYTES // 2**20} MiB. The time from the end of the first "
-        f"call to the end of the last is at least {WORTH_NAMING:.0%} of the step."
+        f"of the calls is at most {_MEAN_BYTES // 2**20} MiB, and not all calls are as small as "
+        "those of `scalars-one-by-one`. The time from the end of the first call to the end of the "
+        f"last is at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Even a small call takes the latency of the network, and wakes the threads of all ranks. "

@@ -41,7 +41,7 @@ def _fix(facts: Facts, call: str) -> str:
 
 
 def without_core(facts: Facts) -> float:
-    """Returns the fraction of the step in which threads were ready to run but had no core."""
+    """Returns the fraction of the step in which training threads could run but had no core."""
     parts = facts.world.parts
     waiting = 0.0 if math.isnan(parts.no_core_ms) else parts.no_core_ms / parts.step_ms
     delay_ns = facts.seen.measured.column(lambda part: part.host.run_delay_ns)

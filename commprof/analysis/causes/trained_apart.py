@@ -18,8 +18,10 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "Ranks compute gradients and update parameters, but never exchange the gradients of some "
-        "or all parameters, neither in backward nor by other collectives or messages."
+        "Ranks compute gradients and update parameters, but the gradients of some or all "
+        "parameters are never exchanged, or never between some sets of ranks, neither in backward "
+        "nor by other collectives or messages. The cause is not named if the recording may lack "
+        "an exchange."
     ),
     why=(
         "Every rank trains a separate model on its part of the data. This happens if the model is "

@@ -31,7 +31,8 @@ class LongSteps:
 
     #: True if the rank worked far longer than usual in the step.
     is_long: Mask
-    #: Mean time for which the other ranks waited for this rank; 0 if the step is not long.
+    #: Mean time for which the other ranks waited for this rank; 0 if the step is not long. Waiting
+    #: that a lack of cores caused is left out.
     cost_ns: Floats
     #: Work beyond the rank's median, as ``[rank, step, phase]``; phases are in the order of
     #: ``PHASES``.

@@ -16,8 +16,8 @@ from commprof.units import ns_to_ms
 _STEPS = 8
 #: The rank with the most compute must exceed the mean rank by at least this fraction of the step.
 _SPREAD = 0.05
-#: Least standard deviation of a rank's compute over the steps, as a fraction of its mean. Compute
-#: of equal batches varies less. Time in which a rank lacked a core is not counted.
+#: Least standard deviation of a typical rank's compute over the steps, as a fraction of its mean.
+#: Compute of equal batches varies less. Run delay by helper threads is not counted.
 _VARIES = 0.3
 #: Least correlation of a rank's excess over the mean rank in forward and its excess in backward. A
 #: larger batch lengthens both, but a disturbance lengthens only one.
@@ -33,7 +33,7 @@ def _rule(facts: Facts) -> Sighting | None:
     recorded = facts.replays
     if recorded is None or facts.on_device:
         return None
-    # ``forward`` and ``backward`` are [rank, step]. Time without a core is not compute.
+    # ``forward`` and ``backward`` are [rank, step]. Run delay by helper threads is not compute.
     run_delay = recorded.kept_ns[:, recorded.counted]
     forward, backward = (
         recorded.own_ns[:, recorded.counted, phase] - run_delay[:, :, phase] for phase in _COMPUTE
@@ -87,11 +87,12 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT, Figure.PARTS),
     rule=_rule,
     looks_like=(
-        "The report's test for late ranks finds no late rank. The compute of each rank varies by "
-        f"at least {_VARIES:.0%} from step to step, and forward and backward vary together "
-        f"(correlation at least {_TOGETHER:g}). The rank that computes the longest exceeds the "
-        f"average of the ranks by at least {_SPREAD:.0%} of the step. No rank computes the longest "
-        f"in more than {_ONE_RANK:.0%} of the steps. The cause is not named for jobs on GPUs."
+        "The report's test for late ranks finds no late rank. The compute of a typical rank "
+        f"varies by at least {_VARIES:.0%} from step to step, and forward and backward vary "
+        f"together (correlation at least {_TOGETHER:g}). The rank that computes the longest "
+        f"exceeds the average of the ranks by at least {_SPREAD:.0%} of the step. No rank computes "
+        f"the longest in more than {_ONE_RANK:.0%} of the steps. The cause is not named for jobs "
+        "on GPUs."
     ),
     why=(
         "Every step takes as long as the rank with the most work, and all other ranks wait for "

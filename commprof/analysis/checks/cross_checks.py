@@ -41,8 +41,8 @@ def cross_checks(
 ) -> tuple[CrossCheck, ...]:
     """Returns all cross-checks of one world size.
 
-    A check without data gives the reason. ``are_sampled``: True if calls were recorded in some of
-    the steps only.
+    A check without data gives the reason. ``are_sampled``: True if ``ranks`` hold the calls of a
+    sample of the steps only.
     """
     traces = [rank.trace for rank in ranks]
     return (

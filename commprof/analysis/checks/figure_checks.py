@@ -152,7 +152,7 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
         ("ddp_exposed", ours.exposed_ns, exposed_ns),
     ):
         if not backward_ns > 0 or math.isnan(value_ns):
-            checks.append(missing(name, *_DDP_FIGURES[name], "DDP's log holds no times"))
+            checks.append(missing(name, *_DDP_FIGURES[name], "DDP's log or the trace has no times"))
             continue
         # There is no verdict, because DDP sampled other steps, including warm-up steps.
         times = ns_to_ms(value_ns), ns_to_ms(other_ns)

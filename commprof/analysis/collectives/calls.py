@@ -100,7 +100,10 @@ def _queues_of(rank: tuple[Trace, Collectives]) -> Hashable:
 
 
 def _host_threads(trace: Trace, group: Group) -> int:
-    """Returns the number of threads of a group's queue on the host; 0 if unknown."""
+    """Returns the number of threads of a group's queue on the host; 0 if unknown.
+
+    A gloo group with a name has torch's default number, if the trace lacks the number.
+    """
     threads = _threads(trace, group)
     # Rows of a gloo group without a name may belong to several different groups.
     if (group.backend == "gloo" and group.name) or threads > 0:
@@ -109,9 +112,10 @@ def _host_threads(trace: Trace, group: Group) -> int:
 
 
 def _starts_at_once(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints | None:
-    """Computes the starts of all ranks together; None if the queues differ in length.
+    """Computes the starts of all ranks together; None if this is not possible.
 
-    The ranks must have the same groups and numbers of threads.
+    The queues must have the same length, and at most ``_FEW_THREADS`` threads. The ranks must have
+    the same groups and numbers of threads.
     """
     shape = len(tables), len(tables[0])
     op, number, issue, end, exact, failed = (
@@ -396,7 +400,8 @@ def _apart(
     """Returns the wait, transfer and common transfer of each chosen call in ns; NaN if unknown.
 
     The wait lasts from the call's start until the last awaited rank starts. The transfer lasts from
-    then until the call's end. A point-to-point message ends when its receive ends.
+    then until the end of the rank's own call. The common transfer lasts from the last start to the
+    last end; of a point-to-point message, only the receive's end counts.
     """
     awaited = last_awaited(matching, traces, tables, times.start)
     awaited_ns = matching.times_at(times.start, awaited)

@@ -110,7 +110,7 @@ def advice(
         told: the ranks that are known to differ from the other ranks.
 
     Returns:
-        One or two sentences; empty if no such advice applies.
+        Two to four sentences; empty if no such advice applies.
     """
     names = {name for name in passes.values() if name}
     if {*passes.values()} == {FORWARD} and library == SHARDED:

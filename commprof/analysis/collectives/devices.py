@@ -70,7 +70,7 @@ def kernel_times(
     measured_steps: Ints,
     clocks_shared: bool,
 ) -> list[KernelTimes | None]:
-    """Returns kernel times per rank; None for a rank whose trace holds no kernels."""
+    """Returns kernel times per rank; None without kernels in its trace, or measured steps."""
     if all(trace.device_activity is None for trace in traces) or len(measured_steps) == 0:
         return [None] * len(traces)
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)

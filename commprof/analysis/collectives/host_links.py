@@ -66,8 +66,8 @@ class HostLinks:
     #: Header bytes per payload byte of full TCP segments, as the largest value of all interfaces;
     #: NaN if unknown. An interface with segmentation offload may count fewer headers.
     header_share: float = math.nan
-    #: Interfaces that every host has and hardly uses, although their rated speed is at least that
-    #: of the interface in use.
+    #: Interfaces that every host has and hardly uses, and that are not known to be rated slower
+    #: than the interface in use.
     idle: tuple[str, ...] = ()
 
     @property
@@ -96,7 +96,7 @@ class HostLinks:
 
 
 def host_links(world_size: int, seen: MeasuredWorld) -> HostLinks | None:
-    """Returns the use of the links between hosts; None if all ranks ran on one host.
+    """Returns the use of the links between hosts; None if fewer than two hosts are known.
 
     Args:
         world_size: ranks of the job.

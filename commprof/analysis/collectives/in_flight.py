@@ -215,7 +215,8 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
     """Returns each call's negotiate, queue, wait and transfer in ns.
 
     If the split is unknown, negotiate is ``UNSPLIT``, queue and wait are 0, and transfer is the
-    whole time. If no end was recorded, transfer is -1.
+    whole time. If only starts are unknown, queue and wait are 0, and transfer includes them. If no
+    end was recorded, transfer is -1.
     """
     end = joined(seen.tables, "end_ns")
     exact = joined(seen.tables, "end_is_exact")

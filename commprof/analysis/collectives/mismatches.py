@@ -89,9 +89,9 @@ class Issued:
     dtype: str
     #: Empty if nothing is reduced, or if the recording does not say how.
     reduce_op: str
-    #: -1 if the size may differ between ranks.
+    #: -1 if the size may differ between ranks, or was not recorded.
     size_bytes: int
-    #: Root's rank in the group; -1 without a root.
+    #: Root's rank in the group; -1 without a root, or if it was not recorded.
     root: int
 
     def __str__(self) -> str:
@@ -116,7 +116,8 @@ class Mismatch:
     seq: int
     #: Each collective with the global ranks that issued it; the most common collective is first.
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
-    #: Each rank and its time of issue in ns on the rank's own clock, sorted by rank.
+    #: Each rank and its time of issue in ns, sorted by rank. Times are on a common clock if the
+    #: mismatch comes from traces whose clocks can be compared, else on the rank's own clock.
     issue_ns: tuple[tuple[int, int], ...]
     #: The collective that came next after the same calls in earlier steps; None if unknown.
     usual: Issued | None = None
@@ -679,7 +680,7 @@ def mismatch_of(
     Args:
         group: name of the group.
         seq: the sequence number.
-        members: each rank's collective and its time of issue in ns, on the rank's own clock.
+        members: each rank's collective and its time of issue in ns.
         usual: as in ``Mismatch``.
     """
     by_value: dict[Issued, list[int]] = {}

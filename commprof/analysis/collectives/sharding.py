@@ -52,10 +52,10 @@ class ShardedPart:
     part: str
     calls: float
     exposed_ms: float
-    #: Number of the parameter group with the most exposed time; 0 if groups cannot be
-    #: distinguished.
+    #: Number of the parameter group with the most exposed time; 0 if calls whose group is unknown
+    #: have more.
     group: int
-    #: Exposed time of this group in all passes of a step; 0 if groups cannot be distinguished.
+    #: Exposed time of this group in all passes of a step; 0 if ``group`` is 0.
     group_ms: float
     #: Exposed time of the part's last call in a step, which no compute can hide; 0 for
     #: all-gathers.

@@ -50,7 +50,10 @@ def sizes_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> 
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Returns busbw / algbw; NaN for one rank, or if nccl-tests has no rule for the operation."""
+    """Returns busbw / algbw; NaN if nccl-tests has no rule for the operation.
+
+    Also NaN for one rank, except for a broadcast, a reduce and messages, whose factor is always 1.
+    """
     of_family = family(op)
     if op == "send_recv" or of_family in ("broadcast", "reduce", "send", "recv"):
         return 1.0

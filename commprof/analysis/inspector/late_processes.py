@@ -76,8 +76,8 @@ class LateProcess:
     p_value: float
     #: Waiting of the process itself.
     waits_s: float
-    #: Time of the process outside of all operations, minus the median of all processes; NaN if
-    #: unknown.
+    #: Time of the process outside of all operations, minus the median of the processes that
+    #: exchange data with it, itself included; NaN if unknown.
     own_s: float
 
 

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: The ranks of a process count as missing if it has written nothing for ``_PATIENCE_S`` seconds and
-#: for ``_GAPS`` times the usual longest gap between two writes.
+#: The ranks of a process count as missing if the latest write of any process came ``_PATIENCE_S``
+#: seconds, and ``_GAPS`` times the usual longest gap between two writes, after its own.
 _PATIENCE_S: Final = 30.0
 _GAPS: Final = 3.0
 #: The test of late processes covers the last ``_MOST_PARTS`` parts of the run. A part ends when
-#: every process has written ``_WRITES_A_PART`` times. Processes write at different times, so in
-#: shorter parts the communicators would advance unevenly.
+#: every process that still writes has written ``_WRITES_A_PART`` times, or when all have stopped.
+#: Processes write at different times, so in shorter parts communicators would advance unevenly.
 _MOST_PARTS: Final = 200
 _WRITES_A_PART: Final = 5
 #: In a snapshot, each part of the run has at least this many calls, if possible.

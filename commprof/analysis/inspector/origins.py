@@ -45,7 +45,7 @@ class InspectedOrigins:
 
     #: As ``[block, process]``, summed over the processes that waited.
     began_us: Floats
-    #: Waiting of each process, as ``[block, process]``.
+    #: Waiting of each process for known ranks, as ``[block, process]``.
     waited_us: Floats
     #: As ``[waiting process, process]``, summed over the run; None for very large jobs.
     pairs_us: Floats | None

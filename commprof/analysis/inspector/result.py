@@ -76,7 +76,8 @@ class KindRow:
     time_us: float
     #: Mean waiting of a rank in a call; NaN if it is not known.
     wait_us: float
-    #: Median of the calls that all ranks recorded; NaN if there are no such calls.
+    #: Median of the calls that all ranks recorded; NaN if there are no such calls, or if the
+    #: waiting is not known.
     transfer_us: float
     #: Bus bandwidth of the transfer alone; NaN if unknown.
     busbw_gb_per_s: float
@@ -104,7 +105,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class CommunicatorRow:
-    """One communicator."""
+    """One communicator; counts of calls and records leave out operations of unknown waiting."""
 
     label: str
     id: str
@@ -114,7 +115,7 @@ class CommunicatorRow:
     calls: int
     #: Calls that all ranks recorded.
     complete_calls: int
-    #: Mean time of a recorded rank in the communicator's operations.
+    #: Mean time of a recorded rank in operations of the communicator whose waiting is known.
     time_s: float
     wait_s: float
     #: Process that caused most waiting in this communicator. The waiting may have begun elsewhere.

@@ -150,7 +150,8 @@ BULK_BYTES = 64 * 1024
 _BITS_PER_BYTE = 8
 #: Number of steps whose phases are kept, to find the phase that changed.
 _KEPT_STEPS = 6 * REFERENCE
-#: The former level is back if the median of this many consecutive values is near it.
+#: The former level is back if the median of this many consecutive values is nearer to it than to
+#: the new level.
 _BACK = 8
 #: At most this many anomalies are reported per kind and rank, because an unstable job would fill
 #: the report.

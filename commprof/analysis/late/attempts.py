@@ -29,8 +29,8 @@ class Attempt:
     #: Time from the first record to the last record of any rank; NaN if there are no records.
     duration_s: float
     #: Time from the last complete step of this attempt to the first step of the next attempt with
-    #: steps. If the first attempt has no steps, the time starts at its begin. NaN for a later
-    #: attempt without steps, and if no later attempt has steps.
+    #: steps. If the first attempt with records has no steps, the time starts at its begin. NaN for
+    #: other attempts without steps, and if no later attempt has steps.
     lost_s: float
     #: Reason for the end, in words; empty for an attempt that finished.
     ending: str

@@ -37,7 +37,7 @@ class Circle:
     #: Each operation with the ranks that wait in it, the most common first.
     waiting: tuple[tuple[PendingOperation, tuple[int, ...]], ...]
     #: Ranks that differ from the majority, or else from their own earlier steps; empty if no rank
-    #: differs.
+    #: differs, or if all ranks differ from their earlier steps.
     told_ranks: tuple[int, ...]
     by_majority: bool
     #: True if every rank has issued all of these operations, but in different orders. Each rank

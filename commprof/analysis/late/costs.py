@@ -48,7 +48,8 @@ class LongerPhase:
     """A phase that takes longer on one rank, with counts of the Linux kernel that explain it.
 
     Each figure is the rank's mean per step minus the median of the other ranks, or 0 if this
-    difference is negative. A count that the kernel does not provide is 0.
+    difference is negative. A count that the kernel does not provide is 0. No time exceeds
+    ``longer_ms``, and ``throttled_ms`` does not exceed ``no_core_ms``.
     """
 
     rank: int

@@ -34,7 +34,7 @@ class GroupProgress:
     scheduled: Mapping[int, int]
     #: Last started collective. Empty unless the backend records starts.
     started: Mapping[int, int]
-    #: Last completed collective.
+    #: Last completed collective. Empty if the backend does not report completions.
     completed: Mapping[int, int]
     pending_messages: int
 
@@ -79,7 +79,7 @@ class Diagnosis:
     """Diagnosis of a hang: its kind, the culprits and the ranks that wait for them."""
 
     #: "mismatch", "absent", "behind", "circle" and "unmatched" have the meaning of ``Cause.kind``.
-    #: "undumped": all ranks with a dump wait for ranks without a dump, directly or through others.
+    #: "undumped": the waiting ranks with a dump wait for ranks without a dump, directly or not.
     #: "arrived": all ranks arrived at the pending operations. "none": no operation is pending.
     #: "unknown": operations of the backends in ``lacks.untold`` may be pending. "members": members
     #: of a pending group are not known.
@@ -87,7 +87,8 @@ class Diagnosis:
     culprits: tuple[Accused, ...]
     victims: tuple[int, ...]
     chains: tuple[Chain, ...]
-    #: The first mismatch of each group. A mismatch of a completed collective is not the cause.
+    #: The first mismatch of each group, and its first pending mismatch. A mismatch of a completed
+    #: collective is the cause only if all ranks arrived at the pending operations.
     mismatches: tuple[Mismatch, ...]
     #: Groups with operations that may be pending.
     groups: tuple[GroupProgress, ...]
@@ -147,7 +148,10 @@ class Diagnosis:
                 f"device is stuck{or_else}"
             )
         if self.kind == "undumped":
-            return f"All ranks with a dump ultimately wait for {who}, which left no readable dump"
+            return (
+                f"The waiting ranks with a dump ultimately wait for {who}, which left no readable "
+                "dump"
+            )
         if self.kind == "circle":
             return self.difference
         if self.kind == "mismatch":

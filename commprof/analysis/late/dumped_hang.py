@@ -131,7 +131,7 @@ def _to_mismatch(
 ) -> tuple[Mapping[int, Waits], list[int]]:
     """Returns the waits that lead to a mismatch, and the ranks of the mismatch.
 
-    Later calls of the same group are left out, because the ranks are stuck in the mismatch.
+    Of the mismatch's group, only earlier calls are kept: the ranks are stuck in the mismatch.
     """
     before = {
         rank: [

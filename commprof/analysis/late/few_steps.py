@@ -48,8 +48,8 @@ def late_rank_of_few_steps(
 
     The rank that caused most waiting is named if all of these conditions hold:
 
-    - The rank caused at least 60 % of all waiting.
-    - The mean wait is at least 2 % of the step.
+    - The rank caused at least 60 % of the waiting in ``waited_for_ns``.
+    - The mean wait is at least 2 % of the step, and more than twice ``clock_error_ns``.
     - The rank is late in each step.
     - The rank waits less than the others, by more than chance explains. A step takes the same time
       on all ranks, so a rank that waits less works longer.

@@ -8,8 +8,8 @@ Waiting for collectives counts for no function. Samples within ``torch.distribut
 The time that DDP waited is read from the trace, and is subtracted from the backward engine's time.
 
 If there are too few cores, py-spy sometimes waits for a core itself, and takes no samples. So
-differences smaller than the largest run delay per step of any rank are not reported. Run delay is
-the time for which a thread waits for a core.
+differences smaller than the largest run delay per step of any sampled rank are not reported. Run
+delay is the time for which a thread waits for a core.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from commprof.analysis.late.standing import PendingOperation, Standing, Waits, oldest_first
 
-#: Group, "send" or "recv" ("" for a collective), peer, and sequence number of an operation.
+#: Group, "send" or "recv" ("" for a collective, and for a receive from any rank), peer, and
+#: sequence number of an operation.
 Key = tuple[str, str, int, int]
 
 
 def key_of(operation: PendingOperation) -> Key:
-    """Returns a key that distinguishes a rank's pending operations."""
+    """Returns a key that distinguishes a rank's pending operations, except receives from any."""
     op = operation.op if operation.peer >= 0 else ""
     return operation.group, op, operation.peer, operation.seq
 
@@ -51,8 +52,8 @@ def order_waits(states: Sequence[Standing]) -> dict[int, Waits]:
     """Lists by rank the waits that are caused by the order in which operations were issued.
 
     All ranks must have issued all pending operations. A rank waits in its oldest pending operation
-    for the ranks on which another operation is older. Empty if a backend runs operations
-    independently of the order of issue.
+    for the ranks on which another operation is older. Empty if the launch of an operation is None,
+    as for backends that run operations independently of the order of issue.
     """
     if any(operation.launch is None for state in states for operation in state.pending.values()):
         return {}

@@ -56,7 +56,8 @@ class LastWait:
     waiting: tuple[int, ...]
     #: Length of the longest wait.
     waited_s: float
-    #: False if the ranks that the others waited for wrote records during the wait.
+    #: False if one of the awaited ranks wrote records during the wait. Always True for a job on
+    #: several hosts.
     hung: bool
     #: Sentence that begins in lower case and has no full stop.
     sentence: str
@@ -91,8 +92,8 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
         world_size: number of ranks of the job.
 
     Returns:
-        None if no such hang is found. Also None if a trace is missing, if records were dropped, or
-        if another profiler recorded the job.
+        None if no such hang is found. Also None if a trace is missing, if records were dropped, if
+        the job still runs or ran on devices, and for always-on mode and other profilers' traces.
     """
     if len(traces) != world_size or world_size < 2:
         return None

@@ -28,7 +28,7 @@ _LONGEST = 0.75
 
 
 def late_series(waited_for_ns: Floats, step_ns: float) -> slice | None:
-    """Returns the rows of the steps in which the rank that caused most waiting was late.
+    """Returns the rows from the first to the last late step of the rank that caused most waiting.
 
     Args:
         waited_for_ns: ``[step, rank]``: waiting that the rank caused, summed over all others.

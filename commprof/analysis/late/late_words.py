@@ -36,5 +36,5 @@ def with_cost(is_late: str, late: _Late, wait_ms: float, world_size: int) -> str
 
 
 def cost_in_all(late: _Late) -> str:
-    """Returns what the late rank cost over the whole run, as the end of a sentence."""
+    """Returns what the late rank cost in all examined steps, as the end of a sentence."""
     return f"cost the others {in_seconds(1000 * late.cost_s)} of waiting in all"

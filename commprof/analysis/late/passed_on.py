@@ -44,6 +44,8 @@ def passed_on(
 ) -> PassedOn | None:
     """Finds the ranks where waiting began; returns None if no rank passed waiting on.
 
+    Also None if the waiting leads back, in a circle, to the rank where most of it began.
+
     Args:
         waited_for_ns: as in ``find_late_rank``, but each row is a block of time, not a step.
         by_waiting_ns: ``[waiting rank, rank]`` as in ``find_late_rank``.

@@ -66,7 +66,8 @@ class PendingOperation:
     #: Lines of the script that issued the operation, the innermost first, such as
     #: "a.py:7 < train.py:20"; empty if not known.
     path: str = ""
-    #: None if the backend runs operations independently of the order of issue.
+    #: None if the backend runs operations independently of the order of issue; always None for
+    #: operations that are not read from dumps.
     launch: Launch | None = None
 
     @property
@@ -125,7 +126,8 @@ class OwnCall(NamedTuple):
     group: str
     #: Size in bytes; -1 if the size may differ from step to step.
     size_bytes: int
-    #: Other end of a message, as rank in the group; -1 for a collective.
+    #: Other end of a message, as rank in the group; -1 for a collective, and for a receive from any
+    #: rank.
     peer: int
 
 

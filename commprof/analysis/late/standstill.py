@@ -57,7 +57,7 @@ class Cause:
     #: "unmatched": the other end of a pending message is not known.
     kind: str
     #: The culprits, sorted. All ranks of a circle if its culprit is not known. Empty for "arrived"
-    #: and "unmatched".
+    #: and "unmatched", and for a mismatch whose culprit is not known.
     ranks: tuple[int, ...]
     #: By rank that is behind: the operation that the rank has not completed or not begun.
     behind: Mapping[int, PendingOperation]

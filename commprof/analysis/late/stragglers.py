@@ -3,7 +3,7 @@
 Waiting shows which rank came last, but not why. Either the rank's own work takes longer, or the
 host keeps the rank from running. On a busy host, each rank comes last in some steps. Waiting then
 does not reveal a rank whose work always takes a little longer. Such a slow rank is recognised by
-its work: one phase takes longer than the median of the other ranks in nearly every step.
+its work: one phase exceeds the median of the other ranks in at least three of four steps.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _chance_of_heads(more: int, steps: int) -> float:
 
 
 #: A late rank causes at least this fraction of the waiting that is attributed to ranks, see
-#: :func:`of_ranks`.
+#: :func:`of_ranks`. This is not required of a rank that is named for its own work.
 MOST_WAITING = 0.6
 #: Significance level for a rank that is late in less than half of the steps.
 _SIGNIFICANCE_NOW_AND_THEN = 0.001

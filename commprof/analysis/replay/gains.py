@@ -59,7 +59,7 @@ _MOST_GROUPS = 3
 #: of the largest own time of a rank.
 _LEAST_SHARE = 0.005
 #: The first replayed step does not count if the ranks begin this step at times that differ by more
-#: than this fraction of a step.
+#: than this fraction of a step. Of a sample, the first step of each stretch never counts.
 _APART = 0.01
 #: Own work after a long wait is assumed to take longer by up to this fraction. Measurements showed
 #: up to a tenth.

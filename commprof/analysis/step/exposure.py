@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Exposures:
-    """Intervals in which one thread waited."""
+    """Intervals in which one thread waited for communication."""
 
     #: Row of the collective waited for; -1 if unknown.
     collective: Ints
@@ -54,8 +54,9 @@ class Exposures:
 def exposures(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Exposures:
-    """Finds all waiting of ``thread``: in ``Work.wait``, for futures, and in DDP's finalisations.
+    """Finds the waiting of ``thread`` for communication.
 
+    It waits in ``Work.wait``, for futures, in calls that block, and in DDP's finalisations.
     In a finalisation, at the end of a backward pass, DDP waits for one bucket after another. Only
     the total waiting is measured: wall time minus thread CPU time. A model of DDP's loop divides
     this total among the buckets.
@@ -76,7 +77,7 @@ def exposures(
 
 @columns.once_per_trace
 def exposures_of(trace: Trace) -> Exposures:
-    """Finds all waiting of the training thread."""
+    """Finds all waiting of the training thread for communication."""
     table, thread = columns.collectives(trace), training_thread(trace)
     return exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
 

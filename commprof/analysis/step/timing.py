@@ -75,8 +75,8 @@ def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
 class StepTiming(FieldGroup):
     """Number of the steps of one world size, and length of the measured steps."""
 
-    #: Number of training steps that all ranks completed. The first ``warmup_steps`` are left out of
-    #: all figures.
+    #: Number of training steps that all ranks completed, without ``merged_steps`` and steps that a
+    #: very long run leaves out. The first ``warmup_steps`` are left out of all figures.
     steps: int
     warmup_steps: int
     #: Median of the step times. A step's time is the wall time of its slowest rank.

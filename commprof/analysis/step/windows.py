@@ -34,7 +34,7 @@ WINDOW_CALLS = 400_000
 SAMPLE_CALLS = 250_000
 #: Largest number of rows (steps times ranks) in the tables of the steps' parts.
 KEPT_ROWS = 1 << 19
-#: The parts of at least this many steps are kept, even if they take more than ``KEPT_ROWS`` rows.
+#: The parts of about this many steps or more are kept, even if they exceed ``KEPT_ROWS`` rows.
 KEPT_STEPS = 5000
 #: Number of stretches of kept steps, if not all steps are kept.
 _KEPT_STRETCHES = 64

@@ -13,7 +13,7 @@ from commprof.errors import UsageError
 from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
 from commprof.text import counted
 
-#: Probability that a comparison of two equal results calls any row slower or faster.
+#: Largest probability that a comparison of two equal results calls any row slower or faster.
 SIGNIFICANCE = 0.01
 
 _MOST_CORRELATION = 0.95

@@ -51,7 +51,7 @@ class RankTimeline:
 class Timeline:
     """Timelines of all ranks of one world size over measured steps."""
 
-    #: Indices of this timeline's steps among all measured steps.
+    #: Numbers of this timeline's steps, in the order of ``DrawnStretches.step``.
     steps: Ints
     measured_steps: int
     kinds: tuple[CallKind, ...]

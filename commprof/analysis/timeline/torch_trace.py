@@ -185,7 +185,8 @@ _FIRST_ARROW = 2**40
 def rank_index(view: Overview, trace: TorchTrace) -> int:
     """Returns the index in ``view.ranks`` of the rank to which a trace belongs.
 
-    The trace names the rank in its contents or in its file name.
+    The rank is that in ``distributedInfo``, else that of the process id, else that in the file's
+    name.
 
     Raises:
         CommprofError: the trace belongs to no rank of the run.

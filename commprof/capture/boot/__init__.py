@@ -2,7 +2,8 @@
 
 ``sitecustomize.py`` in the same folder and ``commprof.wrap`` use this file. Every Python process of
 a job runs this file, including processes that never train. So this file imports commprof's other
-modules only when capture starts, and does not import torch before the script does.
+modules (except ``capture/nccl.py``) only when capture starts or the process ends, and does not
+import torch before the script does.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ def pin() -> None:
 
 
 def arm(directory: str) -> None:
-    """Patches torch so that the next ``init_process_group`` in this process starts capture."""
+    """Patches torch so that the next process group of this process starts capture.
+
+    The script makes the group with ``init_process_group``, or without it, as torchft does.
+    """
     if _TARGET in sys.modules:
         _patch(sys.modules[_TARGET], directory)
         return
@@ -101,7 +105,8 @@ def explain(directory: str, always: bool = False) -> None:
     """If this process records nothing, makes it print the reason when it ends.
 
     Of several ranks, only rank 0 prints. A process to which no launcher gave a rank may only start
-    other ranks. Such a process prints only if it trained and no trace was written meanwhile.
+    other ranks. Such a process prints only if ``always`` is True, or if it trained and no trace was
+    written meanwhile.
 
     Args:
         directory: directory of the traces; the reason is also written to a file there.
@@ -169,7 +174,7 @@ def _say_why(directory: str) -> None:
         why = f", because this process never imported torch.distributed{ended}"
     else:
         why = (
-            ", because this process never called init_process_group and made no other process "
+            ", because this process never completed init_process_group and made no other process "
             f"group{ended}; to record its steps without collectives, use commprof.profile() in the "
             "script"
         )
@@ -287,8 +292,9 @@ def _make_importable() -> None:
 
 
 def _start(directory: str, group: Any = None) -> None:
-    """Starts capture. If that fails, prints one line, and the script continues without capture.
+    """Starts capture and all that the settings ask for.
 
+    After an error, prints one line, and the script continues without what was not started yet.
     ``group`` is a process group that the script made without ``init_process_group``, else None.
     """
     from pathlib import Path

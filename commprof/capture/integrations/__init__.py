@@ -49,12 +49,12 @@ class FrameworkRecording:
                 attach(model)
 
     def step(self) -> None:
-        """Ends a step; call it after the update."""
+        """Ends a step if this recording started the capture; call it after the update."""
         if self._own is not None:
             self._own.step()
 
     def figures(self) -> dict[str, float]:
-        """Returns figures to log, with keys ``commprof/...``; empty if no capture runs."""
+        """Returns figures to log, with keys ``commprof/...``; empty without capture or steps."""
         profiler = active()
         return {} if profiler is None else profiler.summary()
 

@@ -97,7 +97,7 @@ def say_if_without_group(path: Path) -> None:
         blocks = read_blocks(path, path.read_bytes()).blocks
         if not any(block.type == BlockType.GROUP for block in blocks):
             print(
-                "commprof: no collective is recorded, because this process never called "
+                "commprof: no collective is recorded, because this process never completed "
                 "init_process_group and made no other process group",
                 file=sys.stderr,
             )

@@ -54,8 +54,8 @@ def agree(directory: Path) -> Path:
     Without a default group, the launcher's environment variables identify the job.
 
     Raises:
-        CommprofError: rank 0 cannot make a trace in the directory, or the environment variable
-            TORCHELASTIC_RESTART_COUNT does not hold a number.
+        CommprofError: rank 0 (without a default group: this rank) cannot make a trace in the
+            directory, or TORCHELASTIC_RESTART_COUNT in the environment is not a number.
     """
     if not dist.is_initialized():
         rank, world_size = rank_and_world_size()
@@ -200,10 +200,11 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
 
 
 def beside_other_replicas(path: Path) -> Path:
-    """Returns ``path``, or a path in a ``job_N`` if another replica uses the same directory.
+    """Returns ``path``, or a path in a ``job_N`` if another process records there.
 
-    Each of torchft's replicas has a launcher of its own, and so has rank 0 and world size 1. All
-    these replicas would otherwise record to the same path.
+    Only a process of world size 1 without a default group gets another path. Each of torchft's
+    replicas has a launcher of its own, and so has rank 0 and world size 1. All these replicas would
+    otherwise record to the same path.
     """
     alone = not dist.is_initialized() and rank_and_world_size()[1] == 1
     if not alone or path in _taken or not path.exists() or not _is_recorded_to(path.parent):

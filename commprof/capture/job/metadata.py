@@ -214,7 +214,7 @@ def _cpu_model() -> str:
 
 
 def gloo_threads() -> dict[str, int]:
-    """Returns the number of threads for each CPU group's collectives, by the group's name."""
+    """Returns the number of threads for collectives of each gloo or commprof group, by its name."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
     found = {}

@@ -97,7 +97,7 @@ class ClockLink(StoreLink):
             self._following = False
 
     def agreed(self) -> bool:
-        """Starts the clock server on rank 0, or tries to connect to it; True if that is done."""
+        """Starts the clock server on rank 0, or connects to it; True if no other try is needed."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1 or (on_one_host(world_size) and not self._always):
             return True

@@ -73,7 +73,7 @@ class Patches:
         self._undo.append(lambda: None if _has_compiled() else undo())
 
     def remove(self) -> None:
-        """Undoes everything, the last replacement first."""
+        """Undoes the replacements, the last first; those "for compilers" may stay in place."""
         while self._undo:
             self._undo.pop()()
 

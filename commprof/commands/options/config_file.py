@@ -25,8 +25,8 @@ _MOST_BYTES = 1 << 20
 _LISTS = ("world_sizes", "strategy", "trial")
 #: Options that take NAME:key=value,... A file may give {NAME: {key: value}} instead.
 _SPECS = ("workload", "hook", "strategy", "trial")
-#: Pairs of options that exclude each other. If the command line has one of them, its rival in the
-#: file is ignored.
+#: Pairs of options that exclude or replace each other. If the command line has one of them, its
+#: rival in the file is ignored.
 RIVALS = (
     *(("steps", "epochs"), ("nproc", "world_sizes")),
     *(("hook", "trial"), ("bucket_cap_mb", "trial"), ("fsdp", "trial")),

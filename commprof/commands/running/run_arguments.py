@@ -137,7 +137,8 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--epochs",
         type=int,
         metavar="N",
-        help="epochs instead of steps (default: 2 epochs, but at least 12 steps)",
+        help="epochs instead of steps (default: 2 epochs, but at least 12 steps; with --trial, the "
+        "steps of the trial)",
     )
     parser.add_argument(
         "--batch-size",
@@ -170,8 +171,8 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="RUN",
         help="compare the step time of this run with the step time that commprof predict RUN "
-        "predicted for the best setting; the output of commprof predict ends with a command that "
-        "has this option",
+        "predicted for the best setting; if commprof predict finds a setting to try, and RUN is a "
+        "directory, its output ends with a command that has this option",
     )
     parser.add_argument(
         "--fsdp",
@@ -210,7 +211,7 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="further steps that measure commprof's overhead, half of them with capture on and "
-        "half with capture off; give a multiple of 4 (default: 16; 0 = none)",
+        "half with capture off; give a multiple of 4 (default: 16; 0 = none; none with --trial)",
     )
 
 

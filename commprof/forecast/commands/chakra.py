@@ -15,8 +15,9 @@ class ChakraCommand:
     """The command ``commprof chakra``."""
 
     description = """\
-Writes the measured steps of a recorded run as MLCommons Chakra execution traces, one file per rank,
-which ASTRA-sim or another network simulator can replay.
+Writes the measured DDP steps of a recorded run as MLCommons Chakra execution traces, one file per
+rank, which ASTRA-sim or another network simulator can replay. A step is left out unless all ranks
+recorded it with the same buckets and one synchronised backward pass.
 
   commprof chakra RUN --output traces        traces/commprof.0.et, traces/commprof.1.et, ...
   AstraSim_Analytical_Congestion_Aware --workload-configuration=traces/commprof ...

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nproc",
         metavar="N[,N...]",
         help="number of ranks; a list such as 2,4 measures groups of the first 2 and 4 ranks in "
-        "one run (default: number of usable CPUs; under torchrun, all ranks)",
+        "one run (default: number of usable CPUs; under torchrun, mpirun or srun, all ranks)",
     )
     _add_sizes(parser)
     _add_measuring(parser)
@@ -83,7 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that the compute hides",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the rows, with all samples, to FILE"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the rows to FILE, with all samples (with --overlap, only medians)",
     )
 
 
@@ -117,7 +120,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--warmup_iters",
         type=int,
         metavar="N",
-        help="warm-up calls for each size in each round; a round is a pass over all sizes "
+        help="warm-up calls for each row in each round; a round is a pass over all sizes "
         "(default: 1 to 5, as many as fit into 5 ms)",
     )
     parser.add_argument(
@@ -126,7 +129,8 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="calls per row whose data are verified (default: 1; 0 = none)",
+        help="calls per row whose data are verified; at most one per row of --hook (default: 1; "
+        "0 = none)",
     )
     parser.add_argument(
         "--sync",
@@ -160,8 +164,8 @@ class MicrobenchCommand:
         _check_backend(plan.backend, max(plan.world_sizes))
         if plan.backend == "mpi":
             raise UsageError(
-                "the backend 'mpi' needs ranks that mpirun starts with RANK, WORLD_SIZE, "
-                "MASTER_ADDR and MASTER_PORT set; use 'gloo' to have commprof start the ranks"
+                "the backend 'mpi' needs ranks that mpirun starts (mpirun -n N commprof microbench "
+                "...); use 'gloo' to have commprof start the ranks"
             )
         check_memory(plan)
         json_file = writable_file(args.json)  # after all checks: a refused command leaves no file
@@ -259,7 +263,7 @@ def _launch(plan: BenchPlan, directory: Path) -> None:
 
 
 def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
-    """Measures as one rank of a job that torchrun or mpirun started; rank 0 prints for all."""
+    """Measures as one rank of a job that a launcher started; rank 0 prints for all."""
     try:
         plan = make_plan(args, world_size)
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

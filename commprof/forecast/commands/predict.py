@@ -55,8 +55,9 @@ class PredictCommand:
 Replays a recorded run's steps in another setting. The replay computes when gradients become ready,
 how buckets queue for the link, and how much communication stays exposed. Step time, throughput,
 efficiency, exposed and hidden communication have intervals; the other figures describe the median
-step. The output also shows the model's error on recorded steps that the model was not fitted to. A
-setting whose costs were not measured is refused.
+step. The output also shows the model's error on recorded steps that the model was not fitted to, if
+there are any. Settings outside the measured range are marked, and the assumptions are listed. A
+setting is refused if its costs do not follow from measured costs.
 
   commprof predict RUN --world-size 16,64,256 --ranks-per-host 1 --bandwidth 25Gbps --latency 20us
   commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16
@@ -95,8 +96,8 @@ Every combination of the values in comma-separated lists is predicted. See docs/
             "--from-world-size",
             type=int,
             metavar="N",
-            help="recorded world size to start from (default: the largest with enough cores for "
-            "its ranks)",
+            help="recorded world size to start from (default: of those with 2 ranks or more, the "
+            "largest with enough cores for its ranks; the smallest if all lack cores)",
         )
         parser.add_argument(
             "--check",

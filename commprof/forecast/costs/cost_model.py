@@ -166,10 +166,11 @@ class CostCurve:
     gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
     #: Bootstrap replicates. Each replicate has a pair (alpha, beta) for each piece.
     replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
-    #: Origin of the points: "microbench" for collectives measured alone, "run" for bucket ends of
-    #: recorded DDP steps, "calls" for single calls of recorded sharded steps.
+    #: Origin of the points: "run" for bucket ends of recorded DDP steps, "calls" for single calls
+    #: of recorded sharded steps, "microbench" for all others: benchmarks, NCCL Inspector, and calls
+    #: of recorded jobs without steps.
     source: str = "microbench"
-    #: In ascending order of bytes; empty if lines fit better.
+    #: In ascending order of bytes; empty if lines fit better, or with several world sizes.
     knots: tuple[Knot, ...] = ()
 
     @property

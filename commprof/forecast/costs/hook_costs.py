@@ -83,7 +83,7 @@ class HookCost:
     #: processor time, ``payload_ratio`` refers to the bytes of a host, and ``ranks`` is a number of
     #: hosts.
     between_hosts: bool = False
-    #: Ranks per host of the recorded run, rounded.
+    #: Ranks per host of the recorded run, rounded; 1 if ``between_hosts`` is False.
     ranks_per_host: int = 1
     #: Latency of a message in the recorded run; ``overhead_s`` includes this latency. NaN if
     #: unknown.

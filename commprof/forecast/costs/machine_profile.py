@@ -99,7 +99,8 @@ def load_profile(path: Path) -> MachineProfile:
     """Reads a profile.
 
     Raises:
-        CommprofError: the file is not a machine profile, or is of an unsupported version.
+        CommprofError: the file cannot be read, is not a machine profile, is damaged, or is of an
+            unsupported version.
     """
     try:
         document = read_json(path)

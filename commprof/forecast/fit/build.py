@@ -61,7 +61,8 @@ def build_profile(
         latency_s: the one-way latency that the user states for the same link; NaN if not stated.
 
     Raises:
-        CommprofError: no collective has enough measurements to fit its costs.
+        CommprofError: no collective has enough measurements to fit its costs, or a run has a hook
+            and all-reduce on its link was not measured.
     """
     left_out = [reason for measurement in measurements for reason in measurement.left_out]
     curves = _curves(measurements, recorded, left_out)
@@ -119,9 +120,9 @@ def _of_one_backend(
         taken = chosen.setdefault(curve.op, curve)
         if taken is not curve:
             left_out.append(
-                f"{curve.op} on {curve.backend} ({link_words(link)}): a profile holds the "
-                f"costs of one backend, in this case {taken.backend}; to fit {curve.backend}, give "
-                "only its files"
+                f"{curve.op} on {curve.backend} ({link_words(link)}): a profile holds an "
+                f"operation's cost on one backend, in this case {taken.backend}; to fit "
+                f"{curve.backend}, give only its files"
             )
     return chosen
 
@@ -133,7 +134,8 @@ def _hooks(
 ) -> dict[str, HookCost]:
     """Fits each compressor's cost to its runs with the most ranks.
 
-    ``left_out`` gets a message for each cost that cannot be fitted.
+    ``left_out`` gets a message for each cost that cannot be fitted. Raises CommprofError if
+    all-reduce on the link of a run with a hook was not measured.
     """
     hooks: dict[str, list[tuple[RecordedJob, Schedule]]] = {}
     plain = []

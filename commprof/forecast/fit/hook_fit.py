@@ -1,10 +1,10 @@
 """Fits a compressor's cost to recorded runs.
 
-Each stage (encode, reduce, decode) has a straight line, which is fitted to the stage's times. The
-cost also has a fixed overhead per bucket. The overhead is chosen so that a replay of the recorded
-steps predicts the completion times of buckets best. Intervals come from bootstrap replicates of
-buckets and steps. Replicate i is fitted with replicate i of the link's cost curve, so a prediction
-uses the two replicates together.
+Each stage (encode, reduce, decode) has a straight line, which is fitted to the stage's times; for
+hierarchical exchanges, see ``hook_costs.py``. The cost also has a fixed overhead per bucket. The
+overhead is chosen so that a replay of the recorded steps predicts the completion times of buckets
+best. Intervals come from bootstrap replicates of buckets and steps. Replicate i is fitted with
+replicate i of the link's cost curve, so a prediction uses the two replicates together.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def fit_hook(
         plain: runs without a hook, for measuring how much the hook slows compute.
 
     Raises:
-        CommprofError: the runs have 1 rank or compressed no bucket, or the scheme is unknown.
+        CommprofError: the runs have 1 rank or compressed no bucket, the scheme is unknown, or a
+            hierarchical option was recorded on one host.
     """
     name = label.partition(":")[0]
     mine = [row for row in rows if row.sent.payload_bytes > 0]

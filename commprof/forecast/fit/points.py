@@ -109,8 +109,8 @@ def read_points(path: Path) -> Measurement:
     """Reads points from a result of a microbenchmark or of nccl-tests.
 
     Raises:
-        CommprofError: the file is not a result of a microbenchmark, is of an unsupported version,
-            or has no rows of a microbenchmark.
+        CommprofError: the file is not such a result, is damaged or of an unsupported version, has
+            no rows of a microbenchmark, or is of nccl-tests and does not name each rank's host.
     """
     if is_nccl_tests(path):
         return _of_nccl_tests(path)

@@ -68,8 +68,8 @@ def _points(traces: Sequence[Trace]) -> Iterator[Point]:
     """Yields a point per operation, number of ranks, size in bytes and link class.
 
     A call lasts from the latest issue on any rank to the latest end on any rank. The time of a
-    point is the median over its calls. A call is left out if it overlapped with another call, or if
-    the host of a rank is unknown.
+    point is the median over its calls. A call is left out if it failed, overlapped with another
+    call, or has no exact end, or if the host of a rank is unknown.
     """
     places = host_of_each(traces)
     tables = [columns.collectives(trace) for trace in traces]

@@ -119,7 +119,7 @@ class SweepRun:
         return TimedCall(call), count_wrong(plan, op, count, side, buffers, call)
 
     def _hook_call(self, count: int, turn: int, side: Side) -> tuple[TimedCall, int | None]:
-        """Returns a backward pass to time, and the number of wrong elements in its results.
+        """Returns forward and backward to time, and the number of wrong elements in a result.
 
         The number is None if nothing was checked. All rounds share one model per size, because each
         model's hook has its own process group.

@@ -57,7 +57,7 @@ def context(
         "start": _START[plan.sync],
         "time": _time(plan, one_clock=len(set(clocks)) == 1),
         "rounds": 1 if plan.overlap else plan.rounds,
-        "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per round",
+        "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per row and round",
         "check": plan.check,
     }
 
@@ -84,7 +84,7 @@ def _time(plan: BenchPlan, *, one_clock: bool) -> str:
 
 
 def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:
-    """Returns the network interfaces that are up; the speed is None if it is unknown."""
+    """Returns the network interfaces that are not down; the speed is None if it is unknown."""
     found = []
     for entry in sorted(root.iterdir()) if root.is_dir() else []:
         is_interface = entry.is_dir()  # bonding_masters is a file of the bonding driver

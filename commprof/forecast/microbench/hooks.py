@@ -1,7 +1,8 @@
 """Measures a compressor on one DDP bucket.
 
 The compressor is attached to a DDP model, as in training. The model has one matrix with a given
-gradient. So a backward pass contains only DDP's copy into the bucket, and the hook.
+gradient. So a backward pass contains only DDP's copy into the bucket, and the hook. The forward
+pass, which computes nothing, is timed too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class HookBench:
     """Gradients that successive samples use in turn."""
 
     def timed(self) -> TimedCall:
-        """Returns a backward pass to time.
+        """Returns a forward and backward pass to time.
 
         The untimed preparation removes the old gradient.
         """

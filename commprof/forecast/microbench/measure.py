@@ -2,7 +2,7 @@
 
 The measuring loop runs in C++ if the native module is present and the tensors are on the CPU.
 Python takes several microseconds between two calls, and a backend's threads fall asleep in this
-time. For tensors on a device and for hooks, the loop runs in Python.
+time. For tensors on a device, for hooks and for overlap, the loop runs in Python.
 
 Overlap is measured as in IMB-NBC. Each sample has three measurements: the collective alone, the
 compute alone, and both together. In the third measurement, the collective is issued, the compute
@@ -42,10 +42,10 @@ from commprof.units import NS_PER_MS
 _BUDGET_NS = 200 * NS_PER_MS  # time for the samples of a row in all rounds
 _LEAST = 20  # samples of a row; nccl-tests' default
 _MOST = 400  # samples of a row; enough for a p99, and the result file stays small
-_WARMUP_NS = 5 * NS_PER_MS  # time for the warm-up calls of a size in a round
+_WARMUP_NS = 5 * NS_PER_MS  # time for the warm-up calls of a row in a round
 _MOST_WARMUP = 5
 
-WARMUP_RULE = "1 to 5 calls per size and round, as many as fit into 5 ms"
+WARMUP_RULE = "1 to 5 calls per row and round, as many as fit into 5 ms"
 
 
 def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[int, ...]:

@@ -140,7 +140,7 @@ def _is_prime(number: int) -> bool:
 
 
 def dtype_name(text: str) -> str:
-    """Returns nccl-tests' name of a type, given this name or torch's name.
+    """Returns nccl-tests' name of a type, given this name, torch's or a short one such as fp16.
 
     Raises UsageError for other names.
     """

@@ -142,9 +142,9 @@ class BenchPlan:
     iterations: int | None = None
     """Samples per row; None to choose the number from the time of a call."""
     warmup: int | None = None
-    """Warm-up calls per round; None to choose the number from the time of a call."""
+    """Warm-up calls per row and round; None to choose the number from the time of a call."""
     check: int = 1
-    """Calls per row whose data are verified; 0 for no check."""
+    """Calls per row whose data are verified; 0 for no check. A hook's row has at most one."""
     sync: str = "barrier"
     """One of SYNCS: whether a barrier of the measured group precedes each sample."""
     overlap: bool = False

@@ -136,7 +136,7 @@ def base_of(
         sizes = ", ".join(str(job.schedule.world_size) for job in recorded) or "none"
         wanted = "2 ranks or more" if world_size is None else f"{world_size} ranks"
         raise CommprofError(
-            f"no step of {wanted} can be replayed (recorded: {sizes}); record one with "
+            f"no step of {wanted} can be replayed (others that can: {sizes}); record one with "
             + invocation.command("run", "--world-sizes", str(world_size or 2))
             + "".join(f"\n  left out: {reason}" for reason in refused)
         )
@@ -151,7 +151,7 @@ def compute_by_batch(recorded: Sequence[RecordedJob], base: RecordedSteps) -> Li
     """Fits a rank's own work per step (s) as a straight line over its samples per step.
 
     Uses only world sizes whose load on the cores (``Placement.crowding``) equals that of ``base``.
-    Returns None if these world sizes have only one batch size per rank.
+    Returns None if these world sizes have fewer than two known batch sizes per rank.
     """
     alike = _alike(recorded, base)
     batch = np.array([schedule.batch.per_rank for schedule in alike])

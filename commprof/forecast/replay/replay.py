@@ -93,7 +93,7 @@ class Replay(Model):
 
     schedule: Schedule
     #: Seconds of a rank's own work per step, as a straight line over the samples per rank; None if
-    #: only one batch size was recorded.
+    #: fewer than two batch sizes are known.
     compute_by_batch: Line | None = None
     #: Smallest and largest number of samples per rank in the fit of ``compute_by_batch``.
     batches: tuple[float, float] = (0.0, math.inf)

@@ -361,8 +361,8 @@ def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: S
         return 1.0
     if not schedule.batch.per_rank or compute_by_batch is None:
         raise CommprofError(
-            "strong scaling needs compute times at two batch sizes or more, and the run has one; "
-            "record two: "
+            "strong scaling needs compute times at two batch sizes or more, with the same load on "
+            "the cores, and the run has fewer; record two: "
             + invocation.command("run", "--world-sizes", "1,2", "--scaling", "strong")
         )
     fixed, per_sample = compute_by_batch

@@ -11,10 +11,11 @@ the reasons why recorded world sizes cannot be replayed. ``notes`` are sentences
 ``interval_holds_held_out_error`` is true, each ``interval_s`` also covers the model's error on
 held-out settings. If it is false, this error is unknown.
 
-With ``--optimize``, an answer also has ``candidates`` and ``search``. A candidate's ``gain`` and
-its bounds are fractions of the step of the answer's own scenario. ``certainty`` is the share of the
-bootstrap replicates with a gain. ``certainty_beyond_error`` is the share with a gain above the
-model's worst held-out error. ``is_gain`` is true if the gain's whole interval is above this error.
+An answer also has ``candidates`` and ``search``; without ``--optimize``, they are empty and null. A
+candidate's ``gain`` and its bounds are fractions of the step of the answer's own scenario.
+``certainty`` is the share of the bootstrap replicates with a gain. ``certainty_beyond_error`` is
+the share with a gain above the model's worst held-out error. ``is_gain`` is true if the gain's
+whole interval is above this error, and null if the error is unknown.
 ``search`` has the settings that were combined. ``search.refused`` has the settings that cannot be
 predicted, each with the reason.
 
@@ -23,11 +24,13 @@ settings. Two answers need no model: ``as_is_s`` and ``perfect_overlap_s``. ``er
 the better answer, and ``error.trivial_mean`` is the mean error of that answer. ``error.is_skilled``
 is false if the model's mean error is more than half of ``error.trivial_mean``.
 
-``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1. Only their scenarios have ``accumulate``,
-``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks`` and ``wrap_blocks``.
+``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1. In scenarios of DDP, ``accumulate``,
+``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks`` and ``wrap_blocks``
+are null.
 
 ``best`` describes the changed setting with the shortest step per backward pass. It is null if there
-is no such setting. The ``gain`` in ``best.candidate`` is relative to the recorded setting.
+is no such setting. The ``gain`` in ``best.candidate`` is relative to the recorded buckets, hook and
+sharding with the ranks and link of the setting.
 ``best.options`` are options of ``commprof run``. ``best.in_script`` lists the changes to the script
 that no option makes. ``best.command`` tries the setting.
 
@@ -65,8 +68,8 @@ def render(
         base: name of the replayed run.
         source: source of the costs.
         refused: reasons why recorded world sizes cannot be replayed.
-        tried: fields ``options``, ``in_script`` and ``command`` of ``best``; None if no best
-            setting was searched for.
+        tried: fields ``options``, ``in_script`` and ``command`` of ``best``; None if there is
+            no best setting.
     """
     best = answers.best and {
         **dataclasses.asdict(answers.best),

@@ -1,4 +1,4 @@
-"""Text on the setting with the shortest predicted step, and the command to try this setting."""
+"""Text on the changed setting with the shortest predicted step, and the command to try it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _SETTINGS = (
 
 
 def render(best: Best, error: ModelError | None, in_script: Sequence[str], command: str) -> str:
-    """Renders the best setting, and the command that runs this setting and checks the prediction.
+    """Renders the best setting, and the command that tries this setting.
+
+    There is no command if the setting is certainly slower than the recorded one.
 
     Args:
         best: the best of all predictions.
@@ -34,9 +36,9 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
     step = best.interval_s
     bounds = bracketed(ms(step.low), ms(step.high), error is not None)
     scenario = candidate.prediction.scenario
-    what, per = "Shortest step:", ""
+    what, per = "Shortest step of the changed settings:", ""
     if scenario.accumulate is not None:
-        what, per = "Least time per sample: a step of", " per sample"
+        what, per = "Least time per sample of the changed settings: a step of", " per sample"
     text = f"{what} {ms(step.value)} {bounds} ms with {setting_words(scenario)}; "
     share = f"{abs(candidate.gain):.1%}"
     if candidate.gain_low > 0 and candidate.is_gain is not False:

@@ -21,9 +21,10 @@ buckets end, divided by the step time. held out: mean and worst relative error o
 world sizes, that were left out of the fit. gamma: time to add up one byte."""
 
 _BETWEEN = """\
-{}: times between two measured sizes are interpolated. Lines are not used there, because on sizes
-left out of the fit, the errors of interpolation are smaller than the errors of lines, or hardly
-larger. The columns residual and held out show the errors of interpolation."""
+{}: times between two measured sizes are interpolated if the larger is at most 5 times the smaller,
+and read from lines elsewhere. Where times are interpolated, lines are not used, because on
+sizes left out of the fit, the errors of interpolation are smaller than the errors of lines, or
+hardly larger. The columns residual and held out show the errors of interpolation."""
 
 _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)

@@ -71,13 +71,14 @@ def _row(candidate: PredictedCandidate) -> tuple[str, ...]:
 
 def _verdict(candidates: Sequence[PredictedCandidate], error: ModelError | None) -> str:
     if len(candidates) == 1:
-        return "No other setting was compared with the recorded one."
+        return "No other setting was compared with the given one."
     faster = [candidate for candidate in candidates if candidate.gain_low > 0]
     gains = [candidate for candidate in faster if candidate.is_gain]
     if not faster:
         return "No setting is certain to gain anything: every interval extends to zero or below."
     fastest = (
-        f"the fastest setting ({_setting(faster[0].prediction)}) would save {_gain(faster[0])}"
+        "the fastest setting whose whole interval is above zero "
+        f"({_setting(faster[0].prediction)}) would save {_gain(faster[0])}"
     )
     if error is None:
         return (

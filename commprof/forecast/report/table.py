@@ -31,7 +31,7 @@ step: median of the slowest rank, with a range in parentheses. The range covers 
 fit; real steps can lie outside of it, because the model's own error is not known. The ranges of
 samples/s and efficiency follow from that of the step."""
 _LEGEND = """\
-exposed = wait (for the last rank) + transfer, in ms. hidden: communication during backward, in ms.
+exposed = wait (for the last rank) + transfer, in ms. hidden: communication during compute, in ms.
 Ranges of wait, transfer and hidden cover only sampling and fit; a range that rounds to one value is
 not shown. bounds: step with all communication hidden, and with none hidden. efficiency: a rank's
 own work divided by the step. to hide: link rate that is needed to hide all buckets but the last. ~:

@@ -32,7 +32,8 @@ class ScenarioLink:
     hierarchical: bool
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
-    #: Latency of one message over the slowest link; NaN if unknown. Assumes a core for each rank.
+    #: Latency of one message over the slowest link, with as many ranks per core as in the
+    #: measurement; NaN if unknown.
     message_s: float = math.nan
 
     @property
@@ -88,7 +89,8 @@ def scenario_link(
         profile: fitted costs.
         scenario: world size, and changes of the link between hosts.
         placement: hosts and cores of the scenario's ranks.
-        op: the operation. If it was not measured, another operation's cost is used.
+        op: the operation. If it was not measured, the cost of all-reduce is used, or else that of
+            reduce-scatter.
 
     Raises:
         CommprofError: the cost is unknown, or the scenario does not fit its placement.
@@ -208,7 +210,8 @@ def _rate_scale(
     share = 1 / curve.pieces[-1].beta_s_per_byte / stated
     remarks.append(
         f"payload was sent at {share:.1%} of the measured link's stated rate "
-        f"({stated * 8 / 1e9:.3g} Gbit/s); the prediction is based on this share"
+        f"({stated * 8 / 1e9:.3g} Gbit/s); the prediction is based on this share, unless the hosts "
+        "limited the rate"
     )
     if rate < stated / 1.001:
         outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")

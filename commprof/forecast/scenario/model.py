@@ -106,7 +106,7 @@ def replicated(
 class Replayed:
     """Results of a scenario's replay, except the medians; times in s."""
 
-    #: Step time if transfers took no time.
+    #: Step time if transfers took no time. In DDP's steps, only buckets count as transfers.
     bare_s: float
     #: Time in a step during which collectives occupy the link.
     busy_s: float
@@ -120,7 +120,8 @@ class Replayed:
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
     hiding_bytes_per_s: float = math.nan
-    #: Time by which a step is longer because more ranks share a core than in the recorded run.
+    #: Time by which a step is longer because more ranks share a core than in the recorded run; 0
+    #: for DDP, where ``bare_s`` and ``own_s`` include it.
     crowding_s: float = 0.0
 
 

@@ -65,7 +65,7 @@ class Scenario:
 
     @property
     def changes_settings(self) -> bool:
-        """True if the scenario changes buckets, hook or sharding."""
+        """True if the scenario sets buckets, hook or sharding, even to the recorded values."""
         has_cap = not math.isnan(self.bucket_cap_bytes)
         return has_cap or self.hook is not None or self.changes_sharding
 
@@ -104,7 +104,7 @@ class Prediction:
     wait_s: float
     #: Time that the training thread waits for transfers.
     transfer_s: float
-    #: Time of communication that overlaps with backward.
+    #: Time of communication that overlaps with compute.
     hidden_s: float
     #: Waiting, transfer, exposed and hidden time with intervals. The intervals do not include the
     #: model's held-out error.
@@ -115,13 +115,14 @@ class Prediction:
     no_overlap_s: float
     perfect_overlap_s: float
     buckets: int
-    #: Bytes that one rank sends per step.
+    #: Bytes that one rank sends per step; in DDP's steps, only for buckets.
     sent_bytes: float
     #: Throughput; NaN if the run does not record the samples of a step.
     samples_per_s: float
     #: Throughput per rank, divided by that of a rank that never waits.
     efficiency: float
-    #: Bandwidth, in bytes per second, that hides all buckets but the last; NaN for one bucket.
+    #: Bandwidth, in bytes per second, that hides all buckets but the last; NaN for one bucket, for
+    #: buckets that are ready at the same time, and for sharded steps.
     hiding_bytes_per_s: float
     #: Parts of the scenario that are outside the measured range.
     outside: tuple[str, ...]

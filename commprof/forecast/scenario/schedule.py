@@ -55,7 +55,8 @@ class Placement:
     cores_per_host: float
     #: Intra-op threads of a rank.
     threads: int
-    #: Processor time of the training thread divided by its wall time; NaN if unknown.
+    #: Processor time of the training thread divided by its wall time, without DDP's finalisation
+    #: or, in sharded steps, without waits; NaN if unknown.
     busy: float
 
     @property
@@ -236,7 +237,8 @@ def read_schedule(run: WorldRun) -> Schedule:
     if len(common) < LEAST_STEPS:
         raise CommprofError(
             f"{name}: {len(common)} of {len(measured)} measured steps have exactly one "
-            f"synchronised backward pass of DistributedDataParallel; a prediction needs "
+            f"synchronised backward pass of DistributedDataParallel, and the most common buckets "
+            f"on all ranks; a prediction needs "
             f"{LEAST_STEPS}: record more steps, or a job with one such pass per step"
         )
     times = _relative(common, clocks is not None)

@@ -1,9 +1,9 @@
 """Cycles of one rank's recorded steps: when the rank issues collectives and waits for them.
 
 A cycle begins when the rank continues after the last wait of one step, and ends when the rank
-continues after the last wait of the next step. The order of issues and waits is the same in every
-cycle. The times of issues and waits are own times. Own time is counted from the begin of the cycle,
-by a clock that stops while the rank's training thread waits for communication.
+continues after the last wait of the next step. Issues and waits usually have the same order in
+every cycle. The times of issues and waits are own times. Own time is counted from the begin of the
+cycle, by a clock that stops while the rank's training thread waits for communication.
 """
 
 from __future__ import annotations

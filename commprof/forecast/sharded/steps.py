@@ -171,7 +171,7 @@ class ShardedSteps(RecordedSteps):
 
     @property
     def units(self) -> int:
-        """Number of reduce-scatters in a step, one per unit of FSDP2; 0 for other strategies."""
+        """Number of reduce-scatters in a step, one per unit of FSDP2 or HSDP; 0 for ZeRO."""
         return sum(call.op == "reduce_scatter" for call in self.calls)
 
 
@@ -233,8 +233,9 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
     rows = _alike([{c.step: c for c in rank_cycles(p, replayed, len(step))} for p in made], seen)
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
-            f"{name}: {len(rows)} of {len(step)} measured steps issued the same collectives on all "
-            f"ranks and waited for all of them; a prediction needs {LEAST_STEPS}: record more steps"
+            f"{name}: in {len(rows)} of {len(step)} measured steps, all ranks issued the same "
+            "collectives, the most common ones, and waited for none of an earlier step; a "
+            f"prediction needs {LEAST_STEPS} such steps: record more steps"
         )
     return _steps(run.world_size, seen, replayed, made, rows)
 

@@ -60,8 +60,9 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
     if 1 not in samples_per_s or len(samples_per_s) < 3:
         sizes = ", ".join(map(str, sorted(samples_per_s))) or "none"
         raise CommprofError(
-            f"an Amdahl fit with residuals needs 1 rank and two more world sizes (recorded: "
-            f"{sizes}); record them with {invocation.command('run', '--world-sizes', '1,2,4')}"
+            f"an Amdahl fit with residuals needs 1 rank and two more world sizes, without a "
+            f"hook and with known samples per step (recorded: {sizes}); record them with "
+            f"{invocation.command('run', '--world-sizes', '1,2,4')}"
         )
     base = samples_per_s[1]
     ranks = np.array(sorted(n for n in samples_per_s if n > 1), dtype=np.float64)
@@ -112,7 +113,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Best:
-    """The setting with the shortest predicted step."""
+    """The changed setting with the shortest predicted step per backward pass."""
 
     candidate: PredictedCandidate
     #: The candidate's step time with its interval, as in ``Answer``.
@@ -237,7 +238,7 @@ def _widened(step: Estimate, error: ModelError | None) -> Estimate:
 
 
 def _throughput(recorded: Sequence[RecordedJob]) -> dict[int, float]:
-    """Returns samples per second by world size; leaves out runs with a compressor."""
+    """Returns samples per second by world size, without runs with a hook or unknown samples."""
     plain = [schedule.schedule for schedule in recorded if not schedule.schedule.hook]
     return {
         schedule.world_size: schedule.world_size

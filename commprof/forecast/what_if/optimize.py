@@ -26,7 +26,7 @@ CAPS_BYTES = (*(float(n << 20) for n in (1, 2, 5, 10, 25, 50, 100)), math.inf)
 
 @dataclass(frozen=True)
 class PredictedCandidate:
-    """A setting compared with the unchanged scenario."""
+    """A setting compared with the unchanged scenario; by ``shortest``, with the recorded one."""
 
     prediction: Prediction
     #: Time saved as a fraction of the unchanged step, with its interval; negative if slower.

@@ -74,7 +74,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
     except OSError as error:
         raise UsageError(
             f"cannot listen on --metrics-address {host}:{port}: {error.strerror}; choose another "
-            "port, or 0 for any free port"
+            "port (0 for any free port) or host"
         ) from None
     server.setblocking(False)
     return server

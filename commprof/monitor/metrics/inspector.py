@@ -87,7 +87,8 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "operation_seconds_total",
-        "Time of this process in collectives and messages, both waiting and transfer.",
+        "Time of this process in collectives and messages whose waiting is known, both waiting and "
+        "transfer.",
         _processes(lambda one: one.time_s),
     ),
     _metric(

@@ -96,7 +96,9 @@ def _total(name: str, text: str, of: Of) -> Metric[JobState]:
 
 METRICS: Final = (
     _gauge("job_info", "Always 1; the labels describe the job.", values.info),
-    _gauge("rank_running", "1 while the rank's process lives and records.", values.running),
+    _gauge(
+        "rank_running", "1 while the rank's process lives and its trace is open.", values.running
+    ),
     _gauge(
         "rank_failed",
         "1 once the rank's process was killed or ended with an exception, else 0.",
@@ -107,15 +109,20 @@ METRICS: Final = (
         "Time since the rank ended the last step that all ranks completed.",
         values.ranks(lambda rank: rank.since_step_s),
     ),
-    _counter("steps", "Steps that all ranks completed.", values.total("steps")),
+    _counter(
+        "steps",
+        "Steps that all ranks completed; in always-on mode, steps of the rank except the first.",
+        values.total("steps"),
+    ),
     _counter(
         "step_seconds",
-        "Total duration of the steps that all ranks completed.",
+        "Total duration of the steps that commprof_steps_total counts.",
         values.total("step_s"),
     ),
     _counter(
         "step_part_seconds",
-        "Time in each part of the steps that all ranks completed; the parts add up to the steps.",
+        "Time in each part of the steps that commprof_steps_total counts; the parts add up to the "
+        "steps.",
         values.phases("total"),
     ),
     _counter(

@@ -139,7 +139,7 @@ def arrivals(state: JobState) -> Values:
 
 
 def late(state: JobState) -> Values:
-    """Yields 1 for the late rank and 0 for the others; nothing before the first step."""
+    """Yields 1 for the late rank and 0 for the others, on rank 0's host, from the first step on."""
     if not tells_of_job(state) or not any(rank.recent for rank in state.ranks):
         return
     for rank in state.ranks:
@@ -150,7 +150,7 @@ def late(state: JobState) -> Values:
 
 
 def late_wait(state: JobState) -> Values:
-    """Yields the seconds that ranks wait for the late rank; nothing if no rank is late."""
+    """Yields the seconds that ranks wait for the late rank, if any; only on rank 0's host."""
     if state.late is not None and tells_of_job(state):
         yield {"rank": str(state.late.rank)}, state.late.wait_s
 

@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="write files only")
     args = parser.parse_args()
     if args.parent is None and not args.directory.is_dir():
-        said = "does not exist; watching begins when a job records into it"
+        said = "does not exist; watching begins if a job records into it within 10 minutes"
         print(f"commprof watchdog: {invocation.quoted(args.directory)} {said}", file=sys.stderr)
     # With a launcher, Ctrl-C is meant for the job, and the watchdog ends after the job.
     signal.signal(signal.SIGINT, _end if args.parent is None else signal.SIG_IGN)

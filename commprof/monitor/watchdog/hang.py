@@ -74,7 +74,7 @@ class Hang:
     #: - "members": some ranks of the operation's group are not known.
     kind: str
     #: Ranks at fault. If a circle has no known culprit, all ranks of the circle are accused. Empty
-    #: if all ranks arrived, or if it is not known which collective is wrong.
+    #: if all ranks arrived, or if it is not known which rank is at fault.
     accused: tuple[Accused, ...]
     #: The operation in which ranks wait; None if no operation is pending.
     operation: PendingOperation | None

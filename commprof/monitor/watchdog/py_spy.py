@@ -255,8 +255,8 @@ def _permission() -> str:
         scope = "0"
     if scope == "1":
         return (
-            "kernel.yama.ptrace_scope is 1; start the job with commprof run, which permits py-spy "
-            "to read the ranks' stacks, or set sysctl kernel.yama.ptrace_scope=0"
+            "kernel.yama.ptrace_scope is 1; start the job with commprof run --watchdog, which "
+            "permits py-spy to read the ranks' stacks, or set sysctl kernel.yama.ptrace_scope=0"
         )
     if scope in ("2", "3"):
         return (

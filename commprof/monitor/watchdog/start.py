@@ -1,6 +1,6 @@
 """Starts a job's watchdog, allows it to read the ranks' stacks, and ends it.
 
-The job never waits for the watchdog.
+The ranks never wait for the watchdog.
 """
 
 from __future__ import annotations

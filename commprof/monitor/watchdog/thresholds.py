@@ -12,7 +12,8 @@ from commprof.stats.intervals import robust_deviation
 AUTO = "auto"
 #: Value of ``--threshold`` with which no hangs are reported.
 OFF = "off"
-#: Limit of ``auto`` until ``_LEARN_STEPS`` steps have ended. The first steps can take minutes.
+#: Limit of ``auto`` until ``_LEARN_STEPS`` steps after the first have ended. The first steps can
+#: take minutes.
 START_S = 300.0
 #: Smallest limit that ``auto`` sets.
 FLOOR_S = 10.0

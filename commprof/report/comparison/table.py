@@ -115,8 +115,8 @@ def _about_step(world: WorldComparison) -> str:
         worth = " and ".join(f"{count:.2g}" for count in world.effective_steps)
         return (
             f"too few steps to decide ({change}): neighbouring steps are correlated, so the steps "
-            f"of the two runs count as only {worth} independent ones; each run needs 4. Record "
-            "more steps."
+            f"of the two runs count as only {worth} independent ones; 4 in each run are enough. "
+            "Record more steps."
         )
     # the step changed significantly, but not after run delay was subtracted
     if math.isnan(step.p_value):

@@ -28,7 +28,7 @@ from commprof.satellites import AddedReport
 from commprof.stats.intervals import mean_interval
 from commprof.text import printable
 
-#: Largest size of a page with all of its contents: 1 MB.
+#: Timelines are shortened, as far as possible, to make a page with all contents at most this large.
 MOST_BYTES = 1_000_000
 #: Largest number of spans in all timelines. Browsers draw spans one by one.
 MOST_SPANS = 30_000

@@ -91,7 +91,7 @@ def render_sections(context: Mapping[str, Any], parts: Sequence[Section]) -> str
 
 
 def _page(context: Mapping[str, Any], parts: Sequence[Section], data: Callable[[int], str]) -> str:
-    """Renders a page; ``data(most_bytes)`` returns the figures in at most ``most_bytes``."""
+    """Renders a page; ``data(n)`` returns the figures, in at most ``n`` bytes if possible."""
     style, script = Markup(_joined("page.css", "charts.css")), _joined(*SCRIPTS)
     text = rendered(
         "page.html",

@@ -128,7 +128,7 @@ def notes(
             found.append(
                 f"{where}no step after the first was seen{some} exposed time is not known. A step "
                 "ends at the optimizer's step() or commprof.step(). If a loop calls neither in 20 "
-                "backward passes that communicate, each of these passes ends a step."
+                "backward passes that communicate, each such pass from the 20th on ends a step."
             )
         if summary.dropped_records:
             found.append(

@@ -1,4 +1,4 @@
-"""The sections of a report in their order, the same on a terminal and on a page."""
+"""The sections of a report in their order. A page has the caveats earlier than a terminal."""
 
 from __future__ import annotations
 

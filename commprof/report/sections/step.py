@@ -39,8 +39,9 @@ Mean GPU time per step in ms, over ranks and steps:
 data + forward + backward + no phase + exposed + optimizer + copies + idle = step;
 exposed = wait + transfer. data, forward, backward, optimizer: a kernel that was launched in the
 phase ran; no phase: a kernel of unknown phase ran; exposed: kernels of communication ran, but no
-others; copies: copies or fills ran in the remaining time; idle: nothing ran. wait: until the last
-rank had arrived; transfer: after that. hidden: communication during other work."""
+others and no copies within the device; copies: copies or fills ran in the remaining time; idle:
+nothing ran. wait: until the last rank had arrived; transfer: after that. hidden: communication
+during other work."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:

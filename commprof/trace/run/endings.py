@@ -176,7 +176,7 @@ def _attempt(row: Any) -> LaunchedAttempt:
 
 
 def launcher_problem(endings: Endings | None) -> str:
-    """Returns a sentence on what happened to the launcher; empty if it ended normally."""
+    """Returns a sentence on the launcher; empty if it saw its ranks end, or without a record."""
     if endings is None or not endings.attempts or endings.attempts[-1].ended:
         return ""
     pid = endings.launcher["pid"]
@@ -193,7 +193,8 @@ def launcher_problem(endings: Endings | None) -> str:
 def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = None) -> list[str]:
     """Returns sentences on ranks that were disturbed or did not end normally.
 
-    Equal sentences on several ranks are joined.
+    Equal sentences on several ranks are joined. Sentences on the comparison of the models, and on
+    different versions of torch, follow.
     """
     problems = [
         (trace.rank, *predicate)

@@ -32,7 +32,8 @@ class State(Enum):
     RUNS = "runs"
     STOPPED = "stopped"
     GONE = "gone"
-    #: The process ran on another machine, before a reboot, or in another PID namespace.
+    #: The process ran on another machine, before a reboot, or in another PID namespace; or /proc
+    #: hides it.
     UNKNOWN = "unknown"
 
 

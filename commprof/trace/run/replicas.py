@@ -201,10 +201,10 @@ def _named(group: Group, replica: int) -> Group:
 
 
 def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
-    """Renumbers steps so that a collective has the same step number on all ranks.
+    """Renumbers steps so that a collective between replicas has the same step number on all ranks.
 
-    Each process counts steps from its own start. A rank that shares no collective with other ranks
-    keeps its numbers.
+    Each process counts steps from its own start. A rank that such collectives do not link with the
+    first rank, directly or through other ranks, keeps its numbers.
     """
     found = [_steps_of_calls(trace) for trace in traces]
     shift: dict[int, int] = {0: 0}

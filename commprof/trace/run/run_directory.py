@@ -147,7 +147,7 @@ def strategy_directories(run: Path) -> list[Path]:
     """Lists the directories of the strategies that a run compares.
 
     Raises:
-        CommprofError: ``run`` is not a run directory.
+        CommprofError: ``run`` is not a recording, or cannot be read.
     """
     names = read_context(run).get(STRATEGIES)
     named = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -121,7 +121,8 @@ class ExchangeWay:
     local_rank: int = 0
     """Index of this rank among the ranks of its host; 0 if ``team`` is None."""
     compresses: bool = True
-    """False if all ranks share memory: gradients are then added up in fp32, without compression."""
+    """False with ``hierarchical=1`` if all ranks are on one host: gradients are then added up in
+    fp32, without compression."""
     mesh: Any = None
     """Socket connections between the ranks of ``group``, for all exchanges except all-reduces. None
     if all exchanges use ``group``."""

@@ -131,7 +131,7 @@ class Candidate:
 
     @property
     def compresses(self) -> bool:
-        """True if the candidate changes gradients, apart from the order of summation."""
+        """True if the candidate has a lossy compressor, or a type in which FSDP2 reduces."""
         if self.sharding.reduce_dtype:
             return True
         return bool(self.compressor) and _head(self.compressor) not in _LOSSLESS

@@ -47,7 +47,7 @@ class CandidateResult:
     techniques: int
     #: True if training with the candidate gives the same bits as training without it.
     exact: bool
-    #: True if the candidate changes gradients, apart from the order of summation.
+    #: True if the candidate has a lossy compressor, or a type in which FSDP2 reduces gradients.
     compresses: bool
     #: Typical step time on the slowest rank; see ``stats.intervals.center``.
     step_ms: float
@@ -88,7 +88,8 @@ class CandidateResult:
     no_break_even: NoBreakEven | None = None
     #: Reason why the candidate is never recommended; empty if it may be recommended.
     barred: str = ""
-    #: Largest number of bytes that a rank holds in gathered parameters, beyond the baseline.
+    #: At most this many bytes of gathered parameters does a rank hold beyond the baseline, as
+    #: computed from their sizes.
     held_bytes: float = 0.0
     #: Median step time in the second half of a block's measured steps, divided by the median in the
     #: first half. Below 1 if the candidate is still settling after a switch. None if there are too
@@ -120,7 +121,8 @@ class TrialVerdict:
     """Recommendation after a trial."""
 
     #: "none": change nothing; "not-the-bottleneck": faster communication could gain too little;
-    #: "use": apply ``choice``; "unknown": the rounds are too few or too noisy.
+    #: "use": apply ``choice``; "unknown": the rounds are too few or too noisy, or a rank's trace is
+    #: missing.
     answer: str
     #: Label of the recommended candidate; empty unless ``answer`` is "use".
     choice: str

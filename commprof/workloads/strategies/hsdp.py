@@ -17,8 +17,8 @@ class HsdpOptions(FsdpOptions):
     """Options of HSDP: the options of FSDP2, and the size of the groups."""
 
     shard: int = field(default=0, metadata={"minimum": 0})
-    """Largest number of ranks that share one copy of the model; 0: the ranks of one host, or half
-    of all ranks if there is only one host."""
+    """Largest number of ranks that share one copy of the model; 0: the ranks of one host, or as
+    ``Hsdp.shard_size`` says if the hosts do not give several equal groups."""
 
 
 class Hsdp(Fsdp):

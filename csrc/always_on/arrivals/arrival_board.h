@@ -3,9 +3,9 @@
 //
 // A group has a column of cells for each of its ranks on this host. It also has
 // a list of the whole group's last arrivals, which the carrier
-// (hosts/arrival_carrier.h) writes. Every word has only one writer, the
-// helper thread of a rank or the carrier, so no process waits for another. A
-// process that dies leaves nothing half done. Cells are reused for later
+// (hosts/arrival_carrier.h) writes. Every cell has only one writer, the helper
+// thread of a rank or the carrier, so no process waits for another. A process
+// that dies leaves no cell half written. Cells are reused for later
 // collectives; a late reader detects this.
 #pragma once
 

@@ -50,8 +50,8 @@ uint64_t waitedBefore(
     const std::vector<BucketTimes>& buckets,
     uint64_t arrival_ns);
 
-// Not thread-safe. Its size is bounded: beyond kMaxCells, neighbouring blocks
-// of time are merged.
+// Not thread-safe. Its size is bounded: beyond kMaxCells or kMaxBlocks,
+// neighbouring blocks of time are merged.
 class LateRanks {
  public:
   static constexpr uint64_t kFirstBlockNs = uint64_t(1) << 24; // 17 ms

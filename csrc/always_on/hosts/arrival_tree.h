@@ -34,8 +34,9 @@ class ArrivalTree {
   // missing ranks of the group.
   static constexpr uint64_t kSettleNs = 300'000'000;
   static constexpr uint64_t kPartialNs = 3'000'000'000;
-  // kKeepNs: how long a collective is kept if its last arrival stays unknown.
-  // kKeepKnownNs: how long a collective is kept once its last arrival is known.
+  // kKeepNs: how long a collective is kept while arrivals of some ranks are
+  // unknown. kKeepKnownNs: how long it is kept once all ranks' arrivals are
+  // known.
   static constexpr uint64_t kKeepNs = 8'000'000'000;
   static constexpr uint64_t kKeepKnownNs = 1'500'000'000;
   // When a group is new to the carrier, the carrier also reads this many
@@ -75,8 +76,8 @@ class ArrivalTree {
   bool hasNews() const noexcept {
     return !up_.empty() || !down_.empty() || !changed_.empty();
   }
-  // Number of collectives that were dropped before their last arrival was
-  // known.
+  // Number of collectives that were dropped for lack of room before their last
+  // arrival was known.
   uint64_t skipped() const noexcept {
     return skipped_;
   }
@@ -154,8 +155,8 @@ class ArrivalTree {
   // Number of kept collectives: [0] of small groups, [1] of large groups.
   std::array<size_t, 2> number_{};
   std::deque<Id> waiting_; // collectives younger than kPartialNs
-  // Collectives whose last arrival is known, and the time until which each is
-  // kept.
+  // Collectives at which the arrivals of all ranks are known, and the time
+  // until which each is kept.
   std::deque<std::pair<uint64_t, Id>> finished_;
   std::unordered_map<uint64_t, Progress> progress_; // keyed by the group's key
   // Collectives to be scanned, advanced, sent up, sent down and published.

@@ -139,8 +139,8 @@ constexpr uint64_t kSummaryEveryNs = 800'000'000;
 constexpr uint64_t kSummaryAtMostNs = 5'000'000'000;
 constexpr uint64_t kIntervalPerCost = 1000;
 
-// Returns the time until the next summary, so that summaries take at most 0.1 %
-// of a core's time. The time is at most kSummaryAtMostNs.
+// Returns the time until the next summary. It is so long that summaries take at
+// most 0.1 % of a core's time, but at most kSummaryAtMostNs.
 constexpr uint64_t untilNextSummaryNs(uint64_t took_cpu_ns) noexcept {
   const uint64_t took_ns = std::min(took_cpu_ns, kSummaryAtMostNs);
   return std::clamp(

@@ -206,7 +206,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.attr("MODES") = modeNames();
   m.attr("DTYPES") = dtypeNames();
 
-  py::class_<RecorderStats>(m, "Stats", "Counters of the running capture.")
+  py::class_<RecorderStats>(
+      m, "Stats", "Counters of the running or the last capture.")
       .def_readonly("records_written", &RecorderStats::records_written)
       .def_readonly("records_dropped", &RecorderStats::records_dropped)
       .def_readonly("records_unwritten", &RecorderStats::records_unwritten)
@@ -312,7 +313,9 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
         const py::gil_scoped_release release;
         Recorder::instance().flush();
       },
-      "Writes all records of all threads to the trace now.");
+      "Takes the records of all threads now: in full mode into the trace, in "
+      "always-on mode into a summary, which is written. In off mode, discards "
+      "them.");
   m.def(
       "stats",
       [] { return Recorder::instance().stats(); },

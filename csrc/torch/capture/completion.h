@@ -9,7 +9,8 @@
 
 namespace commprof {
 
-// Records that the operation is complete now.
+// Records that the operation is complete: now or, if a wait for it returned
+// earlier, at that time.
 void recordEnd(uint64_t op_id, Op op, bool failed);
 
 // Replaces the Work in `result` by a TimedWork, and arranges to record the

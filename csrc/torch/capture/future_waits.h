@@ -22,7 +22,7 @@
 namespace commprof {
 
 // Placed around a call that blocks until an operation is complete. Records the
-// wait, even if the call throws.
+// wait, even if the call throws; a wait below kBlockedNs only if `is_end`.
 class WaitTimer {
  public:
   // `is_end`: the end of the wait counts as the operation's completion.
@@ -76,7 +76,8 @@ inline AwaitedOp& lastIssued() noexcept {
 }
 
 // Makes waits for `future` count as waits for `op` until the future is
-// complete. Does nothing while 4096 other futures are noted.
+// complete. Does nothing if `future` is noted already, or while 4096 other
+// futures are noted.
 void noteFuture(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     AwaitedOp op);

@@ -28,8 +28,8 @@ struct GroupInfo {
   std::string token; // token of a group without a name; see noteGroupToken
   // Returns the sequence number of this rank's next message to or from a peer.
   // Call it for every message, recorded or not, so that the number is the same
-  // on both ranks. Returns kNoSeq for messages received after a
-  // recv_any_source, because their senders are unknown.
+  // on both ranks. Returns kNoSeq for recv_any_source and all messages received
+  // after it, because it may have received from any rank.
   uint32_t nextMessage(Op op, int64_t peer);
 
  private:

@@ -28,8 +28,8 @@ c10::Device currentDevice(c10::DeviceType type) noexcept;
 // Device and stream of an operation.
 struct DeviceOp {
   // Null if nothing is marked: on a CPU, on a device without streams or timed
-  // events, on a second type of device, and while the current stream is
-  // captured into a graph.
+  // events, on a second type of device, while the current stream is captured
+  // into a graph, if captures cannot be detected, or if marks are disabled.
   DeviceTimeline* timeline = nullptr;
   // True if the operation ran in the caller's own stream. The operation then
   // counts as a wait of this stream.
@@ -126,8 +126,9 @@ class StreamWait {
 
 // Drops the marks of an earlier trace; call it when a trace begins.
 void clearDevices() noexcept;
-// Waits up to two seconds for the devices to reach the last marks; call it
-// before a trace is closed. Marks that are not reached count as dropped.
+// Waits for each device to reach its last mark, up to two seconds per device.
+// Call it before a trace is closed. Marks that are not reached count as
+// dropped.
 void drainDevices() noexcept;
 
 } // namespace commprof

@@ -45,8 +45,8 @@ struct Span {
 };
 
 struct BucketReport {
-  // Sorted by begin time. Spans of the same stage do not overlap; spans of
-  // different stages may.
+  // Sorted by begin time. Spans of the exchange may overlap each other and
+  // spans of other stages.
   std::vector<Span> spans;
   // Size in bytes of this rank's encoded gradients and of its header (see
   // Handshake).
@@ -54,8 +54,8 @@ struct BucketReport {
   // Bytes that this rank sent to other ranks. An all-reduce counts as 2 (W - 1)
   // / W times its bytes, as in a ring of W ranks.
   uint64_t wire_bytes = 0;
-  // True if any rank has non-finite values. The bucket is then NaN on all
-  // ranks.
+  // True if values of any rank were found to be non-finite or above 2^80. The
+  // bucket is then NaN on all ranks. See Compressor::run().
   bool nonfinite = false;
 
   // Quality of this rank's own encoding. Roundings of the ranks' sum do not
@@ -69,8 +69,8 @@ struct BucketReport {
   // ||residual|| / ||gradient|| after run(); 0 without error feedback.
   double residual_ratio = 0;
   uint64_t zeroed = 0; // number of nonzero values sent as zero
-  // Number of values that exceed the range of the code and were sent as less
-  // than half of their size.
+  // Number of values that were sent as less than half of their size, but not as
+  // zero: they exceed the range of the code, or PowerSGD approximates them.
   uint64_t saturated = 0;
 };
 

@@ -63,8 +63,9 @@ class Compressor {
       BucketReport& report) = 0;
 
   // Average number of bytes that a rank sends to others for a bucket of these
-  // slots, without checksums; see BucketReport::wire_bytes. For "none", headers
-  // do not count.
+  // slots, without checksums; see BucketReport::wire_bytes. An upper bound for
+  // "topk". Headers of uncompressed buckets without error feedback, as with
+  // "none", do not count.
   virtual uint64_t wireBytes(std::span<const Slot> slots, int world) const = 0;
 
   // Removes and returns this parameter's residual, because another rank of this

@@ -53,9 +53,9 @@ void shareFromOwners(
     kernels::Element element);
 
 // Divides `count` elements of `width` bytes into chunks, in order and without
-// gaps. `owners`: number of ranks of a host that own a part of a chunk. The
-// first and last chunks are shorter, because the link is idle while the first
-// chunk is summed and while the last chunk is shared.
+// gaps. `owners`: number of ranks of a host that own a part of a chunk. Of much
+// data, the first and last chunks are shorter, because the link is idle while
+// the first chunk is summed and while the last chunk is shared.
 std::vector<Slice> chunksOf(size_t count, size_t width, int owners);
 
 } // namespace commprof::shm

@@ -1,8 +1,9 @@
 // Team: the ranks of one host, which synchronise at barriers in shared memory.
 // Data that is written before a barrier may be read by all ranks after the
-// barrier. If a rank is missing, the other ranks get an error: immediately if
-// the process of the missing rank has ended, otherwise after the timeout. The
-// team is then broken permanently for all ranks.
+// barrier. If a rank is missing, the other ranks get an error: within about 50
+// ms if they see that its process has ended (they must have the same pid
+// namespace), otherwise after the timeout. The team is then broken permanently
+// for all ranks.
 #pragma once
 
 #include <atomic>

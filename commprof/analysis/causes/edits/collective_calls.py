@@ -48,7 +48,7 @@ _EXCHANGES = frozenset(
 def without_exchange(script: Script, line: str, op: str) -> str:
     """Deletes the call on a line, with its loop and the division by the number of ranks.
 
-    Returns "" if other work would be deleted too.
+    Returns "" if other work would be deleted too, or if the call makes a sum that is not divided.
     """
     site = script.at(line, (op,))
     if site is None:

@@ -1,4 +1,4 @@
-"""Changes how a script makes and wraps its model, its optimizer and its data loader."""
+"""Changes how a script makes and wraps its model, and how it makes its optimizer."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def wrapped_model(script: Script) -> str:
 
 
 def _not_the_inner(script: Script, wrapper: str) -> str:
-    """Replaces ``wrapper.module`` by the wrapper where the script first calls or assigns it."""
+    """Replaces ``wrapper.module`` by the wrapper in one statement that calls or assigns it."""
     inner = f"{wrapper}.module"
     for source in script.sources:
         for node in ast.walk(source.tree):

@@ -27,8 +27,9 @@ def trial(
     """Starts a trial, in which candidates take turns on the following steps.
 
     Call this on all ranks at the same step, inside ``with commprof.profile(...)``, before the
-    models' first backward pass. ``commprof report`` shows the result. If a candidate changes
-    gradients, the training state is restored after its steps; see ``docs/trials.md``.
+    models' first backward pass. ``commprof report`` shows the result. If a candidate changes any
+    bit of the gradients, the training state is restored after each of its blocks; see
+    ``docs/trials.md``.
 
     Args:
         models: DDP models, attachments from ``attach``, or FSDP2 models. Of an FSDP2 model, give

@@ -35,7 +35,7 @@ Model = ReplicatedModel | ShardedModel
 class Trial:
     """A trial in one rank.
 
-    All ranks count the same steps, so they switch candidates together without communication.
+    All ranks count the same steps, so they need no communication to switch at the same step.
     """
 
     def __init__(self, plan: TrialPlan, profiler: Profiler, state: Sequence[Any] = ()) -> None:

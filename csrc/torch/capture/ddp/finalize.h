@@ -13,8 +13,8 @@ namespace commprof {
 //
 // The first call of each pass queues two callbacks in the autograd engine. One
 // runs just before DDP's finalisation, the other just after. Both record wall
-// time, CPU time and run delay of the thread. The training thread waited for
-// wall time - CPU time - run delay.
+// time and CPU time of the thread and, every 100 ms at most, its run delay. The
+// training thread waited for wall time - CPU time - run delay.
 int bracketFinalize();
 
 // Begins and ends a finalisation by the script's own call of
@@ -26,8 +26,8 @@ void endManualFinalize();
 
 // Adds `future` to the futures that the finalisation of this thread's backward
 // pass may wait for. If the future is complete when the finalisation ends, the
-// operation counts as complete at that time. Does nothing outside of a backward
-// pass.
+// operation counts as complete at that time at the latest. Does nothing outside
+// of a backward pass.
 void awaitInPass(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     uint64_t op_id);

@@ -1,6 +1,6 @@
 // Scales fp32 values by a power of two before their conversion to binary16. The
-// largest magnitude becomes a value in [2^14, 2^15), so that nothing overflows
-// and little underflows.
+// largest magnitude becomes a value in [2^14, 2^15), or a smaller one if it is
+// below 2^-86. So nothing overflows and little underflows.
 #pragma once
 
 #include <algorithm>

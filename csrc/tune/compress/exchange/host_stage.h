@@ -25,8 +25,8 @@
 namespace commprof::compress {
 
 // Splits the bucket into one range per owner. An owner is a rank of this host
-// that exchanges a range. Ranges consist of whole slots and have nearly equal
-// sizes.
+// that exchanges a range. Ranges consist of whole slots and are as equal in
+// size as the slots allow; some may be empty.
 std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners);
 
 // Not thread-safe.

@@ -1,8 +1,8 @@
-// PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): approximates each matrix
-// M by a product P Q of low rank. One power iteration per step improves the Q
-// of the previous step. Each bucket takes two all-reduces: first P = M Q'
-// together with all values that are not factorised, then Q = P' M with P's
-// columns orthonormalised.
+// PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): approximates a matrix M
+// by a product P Q of low rank, if P and Q have at most half as many values as
+// M. One power iteration per step improves the Q of the previous step. Each
+// bucket takes two all-reduces: first P = M Q' together with all values that
+// are not factorised, then Q = P' M with P's columns orthonormalised.
 #pragma once
 
 #include <map>

@@ -171,8 +171,9 @@ void bindCompression(py::module_& m) {
             hook.executor().stop(
                 std::chrono::milliseconds(int64_t(patience_s * 1e3)));
           },
-          "Waits at most `patience_s` seconds for the queued buckets, and ends "
-          "the thread.",
+          "Waits at most `patience_s` seconds for the queued buckets. If they "
+          "take longer, interrupts their messages and waits as long again. "
+          "Then ends the thread, or abandons it if it is still busy.",
           py::arg("patience_s"),
           NoGil());
 }

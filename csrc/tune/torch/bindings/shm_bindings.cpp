@@ -65,8 +65,9 @@ void bindShm(py::module_& m) {
   m.def(
       "shm_backend",
       &makeShmBackend,
-      "Makes a backend that runs collectives in the team's shared memory. All "
-      "other operations go to `wrapped`, which has the same ranks as the team.",
+      "Makes a backend that runs the collectives that it supports in the "
+      "team's shared memory. All other operations go to `wrapped`, which has "
+      "the same ranks as the team.",
       py::arg("wrapped"),
       py::arg("team"));
   m.def(
@@ -78,10 +79,11 @@ void bindShm(py::module_& m) {
         return makeHierarchicalBackend(
             std::move(wrapped), {std::move(team), std::move(across), owners});
       },
-      "Makes a backend for ranks on several hosts. It runs all-reduces; all "
-      "other operations go to `wrapped`. `team` has the ranks of this host. "
-      "`across` has the ranks with this rank's index in the team of each host. "
-      "`owners` is the number of ranks on the smallest host.",
+      "Makes a backend for ranks on several hosts. It runs barriers and "
+      "all-reduces, except for unsupported tensors and reductions; all other "
+      "operations go to `wrapped`. `team` has the ranks of this host. `across` "
+      "has the ranks with this rank's index in the team of each host. `owners` "
+      "is the number of ranks on the smallest host.",
       py::arg("wrapped"),
       py::arg("team"),
       py::arg("across").none(true),

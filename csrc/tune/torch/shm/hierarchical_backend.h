@@ -1,7 +1,8 @@
 // A c10d backend for ranks on several hosts. An all-reduce adds up the data
 // within each host through shared memory, then between hosts over gloo, and
-// then shares the result within each host. All other operations go to the
-// wrapped backend.
+// then shares the result within each host. A barrier is an all-reduce without
+// data. All other operations, and all-reduces of tensors or reductions that the
+// kernels do not support, go to the wrapped backend.
 //
 // Ranks in the same position on their hosts form a ring, which reduces one
 // slice of the data. With H hosts, each host sends 2 (H - 1) / H times the size

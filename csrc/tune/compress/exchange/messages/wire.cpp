@@ -144,9 +144,7 @@ void checkAgreement(
       std::string(schemeName(theirs.scheme)));
   compare("n (values)", mine.n, theirs.n);
   compare(
-      "k (number of values or blocks, or rank of the factors)",
-      mine.k,
-      theirs.k);
+      "k (number of values to send, or rank of the factors)", mine.k, theirs.k);
   compare("hash of options and seed", mine.options, theirs.options);
   compare("signature of parameters", mine.signature, theirs.signature);
 }

@@ -22,7 +22,7 @@ struct Header {
   // True if this rank's gradients are not finite; then no payload follows.
   bool nonfinite = false;
   int8_t exponent = 0; // 16-bit values are x * 2^exponent
-  uint16_t options = 0; // hash of all options and the seed
+  uint16_t options = 0; // hash of the options that must be equal, and the seed
   uint32_t n = 0; // number of values in the bucket
   // Number of values to send, or rank of the factors; see Scheme::k().
   uint32_t k = 0;
