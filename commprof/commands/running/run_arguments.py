@@ -194,8 +194,9 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--threads-per-rank",
         metavar="N|auto",
-        help="intra-op threads of each rank, the same at every world size; auto: the rank's "
-        "share of the cores at the largest world size (default: OMP_NUM_THREADS, or 1)",
+        help="intra-op threads of each rank, the same at every world size; auto: "
+        "OMP_NUM_THREADS, or else the rank's share of the cores at the largest world size "
+        "(default: OMP_NUM_THREADS, or 1)",
     )
     parser.add_argument(
         "--pin",

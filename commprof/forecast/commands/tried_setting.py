@@ -52,6 +52,12 @@ def tried(
         # Without the option ``shard``, HSDP may choose a group size that was not predicted.
         scenario = dataclasses.replace(scenario, shard_ranks=shard_ranks)
     options, in_script = _settings(scenario, strategy, recorded)
+    dropped = [*_REPLACED, *(f"--{name.replace('_', '-')}" for name in options)]
+    if scenario.hook == "":
+        if command is not None and command.value("--hook"):
+            dropped.append("--hook")
+        else:
+            in_script.insert(0, "no compressor")
     words = [] if run.is_file() else ["--check-prediction", str(run)]
     words += ["--world-sizes", str(scenario.world_size)]
     for name, value in options.items():
@@ -60,7 +66,7 @@ def tried(
         given = " ".join(map(invocation.quoted, words))
         text = f"run the job with commprof run and these options: {given}"
     else:
-        kept = command.without([*_REPLACED, *(f"--{n.replace('_', '-')}" for n in options)])
+        kept = command.without(dropped)
         text = dataclasses.replace(kept, options=(*words, *kept.options)).text
     return Tried(options, tuple(in_script), text)
 
@@ -84,7 +90,7 @@ def _settings(scenario: Scenario, strategy: str, recorded: str) -> tuple[dict[st
         live = live if reshard is None else dataclasses.replace(live, reshard=reshard)
         live = dataclasses.replace(live, reduce_dtype=dtype) if dtype else live
         options["fsdp"] = live.label
-    in_script = [] if scenario.hook != "" else ["no compressor"]
+    in_script: list[str] = []
     if strategy:
         options |= _workload_options(scenario, strategy)
     else:

@@ -208,10 +208,11 @@ def _rate_scale(
             "fit again with --link-bandwidth"
         )
     share = 1 / curve.pieces[-1].beta_s_per_byte / stated
+    is_link_bound = share >= _LINK_BOUND
+    based = "; the prediction is based on this share" if is_link_bound else ""
     remarks.append(
         f"payload was sent at {share:.1%} of the measured link's stated rate "
-        f"({stated * 8 / 1e9:.3g} Gbit/s); the prediction is based on this share, unless the hosts "
-        "limited the rate"
+        f"({stated * 8 / 1e9:.3g} Gbit/s){based}"
     )
     if rate < stated / 1.001:
         outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
@@ -220,7 +221,7 @@ def _rate_scale(
             f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): the hosts may not "
             "be able to send this fast"
         )
-    if share < _LINK_BOUND:
+    if not is_link_bound:
         remarks.append(
             "the hosts, not the link, limited the measured rate; a faster link is assumed to reach "
             "the same rate"

@@ -156,7 +156,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.randn(2, 4)).sum().backward()
 optimizer.step()
 """
-BECAUSE = "because this process never called init_process_group and made no other process group"
+BECAUSE = "because this process never completed init_process_group and made no other process group"
 
 
 @pytest.mark.parametrize(

@@ -179,8 +179,8 @@ LINK = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007, ("eth0",))
 def test_using_an_idle_interface_is_advised_before_a_trial() -> None:
     found = advised(run(), world(2), exchange=Exchange(link=LINK))
     assert found == NextStep(
-        "The hosts communicate over eth1, while eth0 is idle and rated at least as fast. If this "
-        "is not on purpose, set GLOO_SOCKET_IFNAME=eth0.",
+        "The hosts communicate over eth1, while eth0 is idle and not rated slower. If this is not "
+        "on purpose, set GLOO_SOCKET_IFNAME=eth0.",
         "",
     )
 

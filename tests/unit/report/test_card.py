@@ -159,7 +159,7 @@ KINDS = {
         ),
         (
             "Communication between the hosts goes over eth1 at 0.1 Gbit/s, while eth0 is idle.",
-            "The hosts communicate over eth1, while eth0 is idle and rated at least as fast.",
+            "The hosts communicate over eth1, while eth0 is idle and not rated slower.",
         ),
         ("rank 2", "Small messages", "overlaps", "--trial"),
     ),

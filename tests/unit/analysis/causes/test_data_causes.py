@@ -79,7 +79,7 @@ def test_batches_that_one_rank_sends_are_named(op: str) -> None:
     assert op in OPS
     cause = causes_of(sent(500_000, op), meets=True)["batches-from-one-rank"]
     assert cause.sentence.startswith(
-        "Rank 0 reads every batch and sends it to the others before each forward pass: 500 kB "
+        "Rank 0 reads every batch and sends it to the others before the first forward pass: 500 kB "
     )
     # Rank 1 waits 10 ms for rank 0 and 2 ms for the transfer.
     assert "waits 12 ms" in cause.sentence

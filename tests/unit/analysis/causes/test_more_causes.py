@@ -36,7 +36,7 @@ def test_a_search_that_finds_the_same_each_time_needs_a_static_graph() -> None:
     found = causes_of(searched, log=UNUSED)
     assert list(found) == ["ddp-static-graph"]
     cause = found["ddp-static-graph"]
-    assert "each time finds the same parameters (400 kB)" in cause.sentence
+    assert "each time finds parameters of the same size (400 kB)" in cause.sentence
     assert "static_graph=True" in cause.fix
     assert saved(cause) == pytest.approx(1 / 34, abs=1e-3)
 
@@ -198,7 +198,7 @@ def test_a_rank_with_fewer_batches_is_named() -> None:
     found = causes_of(trained, fewer={1: 2}, ranks=3, steps=14)
     assert list(found) == ["fewer-batches"]
     assert found["fewer-batches"].sentence.startswith(
-        "Rank 1 trains fewer batches than the other ranks: 12 steps instead of 14."
+        "Rank 1 trains fewer batches than the other ranks: as few as 12 steps instead of 14."
     )
     ended = {"ending": {"error": "KeyboardInterrupt"}}
     assert causes_of(trained, fewer={1: 2}, ranks=3, steps=14, **ended) == {}

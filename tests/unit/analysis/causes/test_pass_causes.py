@@ -206,7 +206,7 @@ def test_at_most_the_time_around_each_pass_is_won() -> None:
 
 def test_the_first_batch_of_each_pass_may_be_the_same() -> None:
     cause = causes_of(partial(begun, 1, 8.0, checksum=7), steps=STEPS)["pass-each-step"]
-    assert "gives the same batch, so the job trains on this batch only." in cause.sentence
+    assert "gives the same batch, so the rank trains on it only." in cause.sentence
     unknown = causes_of(partial(begun, 1, 8.0, checksum=0), steps=STEPS)["pass-each-step"]
     assert "the same batch" not in unknown.sentence
 

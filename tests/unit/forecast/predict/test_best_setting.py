@@ -60,7 +60,7 @@ def test_the_setting_with_the_shortest_step_is_named_with_its_saving(
     text = best.render(found.best, found.error, ["no compressor"], "commprof run --hook fp16")
     assert said in " ".join(text.split())
     assert text.endswith("  commprof run --hook fp16\n")
-    assert ("Shortest step: 34" in text) == (scenarios[-1].hook == "fp16")
+    assert ("Shortest step of the changed settings: 34" in text) == (scenarios[-1].hook == "fp16")
 
 
 def test_a_searched_setting_is_compared_with_the_recorded_one() -> None:
@@ -175,6 +175,20 @@ def test_there_is_no_best_setting_if_none_was_asked_for() -> None:
             {"fsdp": "reshard-after-forward=true", "precision": "bf16"},
             (),
             "--fsdp reshard-after-forward=true --precision bf16 --strategy fsdp",
+        ),
+        (
+            Scenario(2, hook=""),
+            {"command": "commprof run --hook fp16 --steps 9 t.py", "script": ["t.py"]},
+            {},
+            (),
+            "commprof run --check-prediction r --world-sizes 2 --steps 9 t.py",
+        ),
+        (
+            Scenario(2, hook=""),
+            SCRIPT,
+            {},
+            ("no compressor",),
+            "commprof run --check-prediction r --world-sizes 2 --steps 9 train.py 3",
         ),
         (
             Scenario(2, bucket_cap_bytes=0.0),
