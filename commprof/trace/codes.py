@@ -97,7 +97,8 @@ NO_SEQ: Final = 0xFFFFFFFF
 
 #: A wait shorter than this many ns did not block: the operation was already complete.
 BLOCKED_NS: Final = 1000
-#: A loop counts as unmarked after this many backward passes without a step mark.
+#: A loop counts as unmarked after this many backward passes that communicated, without a
+#: step mark.
 SURELY_UNMARKED: Final = 20
 #: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64

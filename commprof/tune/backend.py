@@ -8,7 +8,7 @@
 All-reduce, broadcast, all-gather, reduce-scatter and barrier of dense CPU tensors go through
 memory that the ranks share. Reductions must be sums, means, maxima or minima of fp16, bf16, fp32,
 fp64, int32 or int64. All other operations go to gloo. If the ranks are on several hosts, only
-all-reduce uses the shared memory: it reduces within each host first.
+all-reduce, which reduces within each host first, and barrier use the shared memory.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(exposed)
     if share < _EXPOSED:
         return None
-    usual = counted(buckets_by_default(mean * number), "bucket")
+    of_pass = buckets_by_default(mean * number / passes.exchanged)
+    usual = counted(passes.exchanged * of_pass, "bucket")
     cap = f"bucket_cap_mb={min(caps) / 2**20:.3g}"
     return Sighting(
         f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step "

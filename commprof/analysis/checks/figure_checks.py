@@ -152,7 +152,8 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
         ("ddp_exposed", ours.exposed_ns, exposed_ns),
     ):
         if not backward_ns > 0 or math.isnan(value_ns):
-            checks.append(missing(name, *_DDP_FIGURES[name], "DDP's log or the trace has no times"))
+            source = "the trace" if backward_ns > 0 else "DDP's log"
+            checks.append(missing(name, *_DDP_FIGURES[name], f"{source} holds no times"))
             continue
         # There is no verdict, because DDP sampled other steps, including warm-up steps.
         times = ns_to_ms(value_ns), ns_to_ms(other_ns)

@@ -76,7 +76,8 @@ class BucketErrors(FieldGroup):
     residual_ratio: float
     #: Fraction of the values that became 0.
     zeroed: float
-    #: Fraction of the values that were clipped.
+    #: Fraction of the values that were sent as less than half of their size, but not as 0: clipped
+    #: values, and values that the factors of PowerSGD approximate poorly.
     saturated: float
 
 

@@ -129,15 +129,24 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
         trace.rank in cause.ranks and _wrote(trace, *meanwhile) for trace in traces if last_ns
     )
     where = f" ({operation.line})" if operation.line else ""
+    beside = [by_rank[rank] for rank in waiting]
+    if any(end.waits_in is not None and _key(end.waits_in) != _key(operation) for end in beside):
+        where += " and other operations"
+    is_range = longest.waited_ns - min(end.waited_ns for end in beside) >= _NS_PER_S
     return LastWait(
         cause.ranks,
         waiting,
         seconds,
         not worked,
         f"{'when the job was stopped' if worked else 'the job hung'}: {named_ranks(waiting)} had "
-        f"waited for {named_ranks(cause.ranks)} in {operation}{where}, for {seconds:.1f} s when "
-        f"the recording ended: {'; '.join(reasons(accused))}",
+        f"waited for {named_ranks(cause.ranks)} in {operation}{where}, for "
+        f"{'up to ' if is_range else ''}{seconds:.1f} s when the recording ended: "
+        f"{'; '.join(reasons(accused))}",
     )
+
+
+def _key(operation: PendingOperation) -> tuple[str, int, str]:
+    return operation.group, operation.seq, operation.op
 
 
 def _tail(trace: Trace) -> Trace:

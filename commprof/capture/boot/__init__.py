@@ -353,10 +353,15 @@ def _start(directory: str, group: Any = None) -> None:
 
             check_models(profiler, settings.check_sync_every)
     except CommprofError as error:
-        _not_recording(error)
+        if _Seen.capture:
+            print(f"commprof: recording, but not all that was asked for: {error}", file=sys.stderr)
+        else:
+            _not_recording(error)
     except Exception as error:
         # A defect of commprof must not end the script.
         what = f"{type(error).__name__}: {error}"
+        if not _Seen.capture:
+            _Seen.problem = what
         print(
             f"commprof: the recording is incomplete: {what} (a defect of commprof; please report "
             "it)",

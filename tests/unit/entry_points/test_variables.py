@@ -213,6 +213,17 @@ def test_a_job_with_an_invalid_setting_trains_but_records_nothing(
     assert not list(tmp_path.rglob("*.trace"))
 
 
+def test_a_job_records_without_a_trial_that_its_mode_excludes(tmp_path: Path) -> None:
+    asked = {variables.TRIAL: "fp16", variables.MODE: "always-on", "RANK": "0", "WORLD_SIZE": "1"}
+    done = finish(fork("-c", _JOB, str(tmp_path / "out"), spare_count=0, **asked))
+    assert (done.returncode, without_gloo(done.stdout)) == (0, "trained\n"), done.stderr
+    assert (
+        "commprof: recording, but not all that was asked for: a trial needs every record"
+        in done.stderr
+    )
+    assert list(tmp_path.rglob("*.trace"))
+
+
 @pytest.mark.parametrize("value", [None, ""])
 def test_a_wrapped_script_records_into_the_default_directory(
     value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -535,6 +535,18 @@ def test_small_buckets_are_named_if_the_cap_is_set() -> None:
     assert "would make 2 buckets" in found["ddp-small-buckets"].sentence
 
 
+def test_the_default_cap_makes_buckets_in_each_pass() -> None:
+    def body(script: Script, step: int) -> None:
+        for _ in range(2):
+            script.forward(10.0)
+            script.backward(20.0, {100_000 + 4 * place: 1.0 for place in range(12)})
+        script.work(1.0, Phase.OPTIMIZER)
+
+    sentence = causes_of(body, log={"bucket_cap_bytes": 131_072})["ddp-small-buckets"].sentence
+    assert "24 buckets per step" in sentence
+    assert "would make 4 buckets" in sentence
+
+
 @pytest.mark.parametrize("cap", [26_214_400, None])
 def test_buckets_of_the_default_cap_are_usual(cap: int | None) -> None:
     assert causes_of(small_buckets, log={"bucket_cap_bytes": cap}) == {}

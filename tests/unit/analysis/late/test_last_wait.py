@@ -16,10 +16,13 @@ S = 1000 * MS
 STEPS, STEP_NS = 10, 100 * MS
 
 
-def job(ranks: int = 3, missing: tuple[int, ...] = (1,), until_s: float = 30.0) -> list[Rank]:
+def job(
+    ranks: int = 3, missing: tuple[int, ...] = (1,), until_s: float = 30.0, later_s: float = 0.0
+) -> list[Rank]:
     """The ranks in ``missing`` never issue the last all-reduce.
 
-    The calls of the other ranks fail after ``until_s``.
+    The calls of the other ranks fail after ``until_s``. Each rank issues the last all-reduce
+    ``later_s`` after the rank before it.
     """
     made = [Rank(rank, ranks) for rank in range(ranks)]
     for rank in made:
@@ -29,7 +32,8 @@ def job(ranks: int = 3, missing: tuple[int, ...] = (1,), until_s: float = 30.0) 
             rank.collective(number, begin + 50 * MS, begin + 60 * MS, bytes=4096)
         end = STEPS * STEP_NS
         if rank.rank not in missing:
-            rank.collective(STEPS, end, end + round(until_s * S), bytes=4096, failed=True)
+            issue = end + round(rank.rank * later_s * S)
+            rank.collective(STEPS, issue, end + round(until_s * S), bytes=4096, failed=True)
     return made
 
 
@@ -46,6 +50,13 @@ def test_ranks_that_did_not_arrive_are_told_with_the_wait_of_the_others() -> Non
         "the job hung: ranks 0, 2 had waited for rank 1 in all_reduce number 10 of group '0', for "
         "30.0 s when the recording ended: rank 1 did not arrive, and was last seen in step 10"
     )
+
+
+def test_the_wait_of_the_first_rank_is_told_as_the_longest() -> None:
+    told = last_wait(interrupted(job(later_s=4.0)), 3)
+    assert told is not None
+    assert (told.waiting, told.waited_s) == ((0, 2), 30.0)
+    assert "in all_reduce number 10 of group '0', for up to 30.0 s when" in told.sentence
 
 
 def test_calls_that_never_ended_last_until_the_last_record_of_the_host() -> None:

@@ -86,8 +86,9 @@ def test_the_table_says_that_a_gain_within_the_error_is_not_certain() -> None:
     text = told(answers(["hook"], measured_ms=55 / 1.2))
     assert (
         "No setting is certain to gain anything: the fastest setting whose whole interval is "
-        "above zero (bucket cap as run, hook fp16) would save 15.0% of the step (15.0% to 15.0%), but the low end of this range is not "
-        "above the model's largest error on held-out steps (20.0%)." in text
+        "above zero (bucket cap as run, hook fp16) would save 15.0% of the step (15.0% to 15.0%), "
+        "but the low end of this range is not above the model's largest error on held-out steps (20.0%)."
+        in text
     )
     assert "It saves" not in text
 
@@ -145,7 +146,10 @@ def test_the_table_names_all_compared_settings() -> None:
 def test_the_table_names_the_unit_of_a_single_bucket_cap() -> None:
     asked = [Scenario(2, bucket_cap_bytes=5 * 2.0**20)]
     text = told(answer(replay(hook()), asked, [], [], ["hook"], math.nan))
-    assert "the fastest setting whose whole interval is above zero (bucket cap 5 MiB, hook fp16) would save" in text
+    assert (
+        "the fastest setting whose whole interval is above zero (bucket cap 5 MiB, hook fp16) "
+        "would save" in text
+    )
     assert "Compared: bucket cap 5 MiB; hook as run, fp16." in text
 
 
