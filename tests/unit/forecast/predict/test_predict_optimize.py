@@ -87,8 +87,8 @@ def test_the_table_says_that_a_gain_within_the_error_is_not_certain() -> None:
     assert (
         "No setting is certain to gain anything: the fastest setting whose whole interval is "
         "above zero (bucket cap as run, hook fp16) would save 15.0% of the step (15.0% to 15.0%), "
-        "but the low end of this range is not above the model's largest error on held-out steps (20.0%)."
-        in text
+        "but the low end of this range is not above the model's largest error on held-out steps "
+        "(20.0%)." in text
     )
     assert "It saves" not in text
 
