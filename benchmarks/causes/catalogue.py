@@ -18,7 +18,7 @@ A job whose loop is not ``common.steps()`` takes no turns. Its gain comes from t
 and its noise from an A/A control, which compares each script with its repetition in the next round.
 
 Some jobs sleep in place of compute. Some computing jobs also rest: on a host with one core per
-rank, the threads of the exchanges then get a core. All jobs together take about fifty minutes. Jobs
+rank, the threads of the exchanges then get a core. All jobs together take about 75 minutes. Jobs
 in the results file are not run again. The exit code is 1 if a demand is not met.
 """
 
@@ -124,7 +124,7 @@ OPTIONS = {"weights_differ": ["--check-sync", "5"]}
 #: Demands: least share of jobs whose report names the cause, least share of twins whose report
 #: names no cause, and largest mean error of the gains in percent of the step.
 NAMED, SILENT, ERROR = 0.925, 0.975, 2.0
-_ROUNDS = 3
+_ROUNDS = 2
 _LIMIT_S = 180
 _RANKS = 2
 #: Steps of a turn, and turns of each script after a start. The first turn is a warm-up.
