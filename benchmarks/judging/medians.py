@@ -52,7 +52,7 @@ MOST_STOLEN = 0.02
 class Stolen:
     """Processor time that the hypervisor stole since this object was made.
 
-    Idle time does not count, because little stolen time disturbs even a job that mostly sleeps.
+    Idle time does not count, because even a little stolen time disturbs a job that mostly sleeps.
     """
 
     def __init__(self) -> None:

@@ -157,8 +157,8 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 def _rounded(share: Span) -> tuple[float, float, float]:
     """Returns lower bound, value and upper bound of a parallel share.
 
-    ``share`` is the interval of a truncated number. Authors choose the parallel share, and do not
-    truncate it.
+    ``share`` is the interval for a truncated number. Authors do not truncate the parallel share,
+    but choose a round number, so the result extends as far above the value as below.
     """
     half = share.value - share.low
     return share.low, share.value, min(1.0, share.value + half)

@@ -114,8 +114,8 @@ def settled_ranks(
         rows: rows of the log.
 
     Raises:
-        ValueError: the file does not state the number of ranks, or its bandwidths contradict the
-            stated number; and the bandwidths do not show the number.
+        ValueError: the bandwidths do not show the number of ranks, and the file does not state it
+            or states a number that the bandwidths contradict.
     """
     evidence = ranks_of_bandwidths(op, rows)
     if not evidence.tells():

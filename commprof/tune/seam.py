@@ -27,7 +27,7 @@ A trial compares settings in one run: --trial CANDIDATE,CANDIDATE. The candidate
 steps. The report says what to change, if anything. A candidate is a compressor, as above, or one of
 {candidates}
 Join several with "+" to make one candidate. The trial has these options, shown with their defaults:
-rounds=8,block=6,warmup=2,shuffle=0,headroom=1. More rounds give narrower intervals.
+rounds=8,block=6,warmup=2,shuffle=0. More rounds give narrower intervals.
   commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
   commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
   commprof run --nproc 2 --trial reshard-after-forward=false,prefetch=2 train_fsdp2.py

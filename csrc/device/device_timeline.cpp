@@ -118,7 +118,8 @@ void DeviceTimeline::put(
     const std::lock_guard<std::mutex> lock(mutex_);
     Queue* queue = queueLocked(streams_[end]);
     if (queue != nullptr) {
-      // An entry of pending_ is free, because each used entry holds a mark.
+      // Some entry of pending_ is free: there are as many entries as marks, and
+      // each used entry holds a mark.
       const uint32_t place = free_pending_;
       Pending& pending = pending_[place];
       free_pending_ = pending.next;

@@ -17,7 +17,7 @@ from commprof.units import ns_to_ms
 _LEAST = 8
 #: Largest mean size of the all-gathers.
 _MEAN_BYTES = 2**18
-#: The fix joins modules that the script shards one by one into about this many units.
+#: If the script shards modules one by one, the fix makes about this many units of them.
 _UNITS = 4
 #: Least exposed time of FSDP's collectives, as a fraction of the step.
 _EXPOSED = 0.1

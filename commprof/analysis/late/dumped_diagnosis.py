@@ -60,7 +60,7 @@ class Untold(FieldGroup):
     """Facts that are not in the dumps."""
 
     #: True if a culprit may wait in a message of gloo, because gloo's dumps hold no messages. If
-    #: nothing is pending, this holds for any rank.
+    #: the dumps show nothing pending, any rank may wait in such a message.
     messages_untold: bool = False
     #: True if the dumps list the ranks of every group with pending operations.
     members_told: bool = True

@@ -122,8 +122,8 @@ MOST_WAITING = 0.6
 #: Significance level for a rank that is late in less than half of the steps.
 _SIGNIFICANCE_NOW_AND_THEN = 0.001
 _PERMUTATIONS = 2000
-#: In runs with more steps than this, neighbouring steps are shuffled together, to limit the cost of
-#: the test.
+#: In runs with more steps than this, blocks of neighbouring steps are shuffled as wholes, to limit
+#: the cost of the test.
 _BLOCKS = 500
 _SEED = 20240501
 #: A rank counts as waiting if its wait is at least this fraction of the longest wait.

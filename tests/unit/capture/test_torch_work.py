@@ -28,7 +28,7 @@ from tests.support.builders.metadata_recorder import Recorder
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captures restore methods only in a process that has compiled nothing."""
+    """A capture that ends restores replaced methods only if the process has compiled nothing."""
     monkeypatch.setattr(replaced, "_has_compiled", lambda: False)
 
 

@@ -196,7 +196,7 @@ def test_file_limits_check_warns_and_fails_for_low_limits() -> None:
     says(file_limits.judge([("a", -1), ("b", -1)]), PASS)
     says(file_limits.judge([("a", 65536), ("b", 4096)]), PASS, "4096 on b")
     says(file_limits.judge([("a", 1024)]), WARN, "ulimit -n 4096")
-    says(file_limits.judge([("a", 1024)] * 128), FAIL, "need 1280 files")
+    says(file_limits.judge([("a", 1024)] * 128), FAIL, "with 128 ranks, each needs 1280 files")
 
 
 def test_shared_memory_check_warns_and_fails_if_space_is_short() -> None:

@@ -21,8 +21,8 @@ namespace commprof::tune {
 
 struct Hierarchy {
   std::shared_ptr<shm::Team> team; // the ranks of this host
-  // Ranks in this position on all hosts; null if this rank's position is
-  // `owners` or higher.
+  // Joins the ranks that have this rank's index in the team of each host; null
+  // if this index is `owners` or higher.
   c10::intrusive_ptr<c10d::Backend> across;
   int owners = 1; // number of ranks on the smallest host
 };

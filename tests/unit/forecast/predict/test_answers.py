@@ -148,9 +148,9 @@ def test_the_base_run_is_the_largest_with_cores_for_all_ranks_unless_named() -> 
     runs = [RecordedJob(str(s.world_size), s, ()) for s in (schedule(ranks=1), schedule(), crowded)]
     assert base_of(runs).name == "2"
     assert base_of(runs, 8).name == "8"
-    with pytest.raises(CommprofError, match="recorded: 1, 2, 8"):
+    with pytest.raises(CommprofError, match="others that can: 1, 2, 8"):
         base_of(runs, 3)
-    with pytest.raises(CommprofError, match=r"recorded: none.*\n  left out: no trace of rank 1"):
+    with pytest.raises(CommprofError, match=r"others that can: none.*\n  left out: no trace of rank 1"):
         base_of([], refused=["no trace of rank 1"])
 
 

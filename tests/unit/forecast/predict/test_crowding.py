@@ -24,7 +24,8 @@ from tests.support.builders.traces import MS, Rank, world_run
         (0.75, 1.0, 1 + 0.75 * 49.5 / 96),
         (0.4, 1.0, 1 + 0.4 * 26.4 / 96),
         (math.nan, math.nan, 1.0),
-        # The rank uses 22 of its 66 ms at the core, other processes use 44 ms, and 30 ms remain.
+        # In its 66 ms of own work, the rank has the core for 22 ms and other processes for 44 ms.
+        # 30 of the 96 ms remain.
         (1.0, 3.0, (3 + 22 / (22 + 30)) / 3),
     ],
 )
