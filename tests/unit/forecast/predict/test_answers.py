@@ -150,7 +150,8 @@ def test_the_base_run_is_the_largest_with_cores_for_all_ranks_unless_named() -> 
     assert base_of(runs, 8).name == "8"
     with pytest.raises(CommprofError, match="others that can: 1, 2, 8"):
         base_of(runs, 3)
-    with pytest.raises(CommprofError, match=r"others that can: none.*\n  left out: no trace of rank 1"):
+    left_out = r"others that can: none.*\n  left out: no trace of rank 1"
+    with pytest.raises(CommprofError, match=left_out):
         base_of([], refused=["no trace of rank 1"])
 
 
